@@ -1,0 +1,20 @@
+// Turns a run-time value into a template argument; throws if the value has no instantiation.
+#pragma once
+
+#include "core/check.h"
+#include "core/half.h"
+
+namespace replayssm {
+
+// Calls fn<T>() with the element type of `dtype`.
+template <class Fn>
+decltype(auto) dispatch_float(DType dtype, Fn&& fn) {
+  switch (dtype) {
+    case DType::kFloat32: return fn.template operator()<float>();
+    case DType::kBFloat16: return fn.template operator()<bf16>();
+    case DType::kFloat16: return fn.template operator()<fp16>();
+  }
+  fail("unsupported dtype ", static_cast<int>(dtype));
+}
+
+}  // namespace replayssm

@@ -1,0 +1,41 @@
+// The keys and values of all attention layers, in blocks that sequences take as they grow.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/buffer.h"
+#include "model/config.h"
+
+namespace replayssm {
+
+class KvPool {
+ public:
+  static constexpr int64_t kBlockSize = 32;  // tokens
+
+  KvPool(const ModelConfig& config, DType dtype, int64_t blocks);
+
+  static int64_t bytes_per_block(const ModelConfig& config, DType dtype);  // all layers together
+  static int64_t blocks_for(int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }
+
+  const std::vector<void*>& keys() const { return keys_; }  // one per attention layer
+  const std::vector<void*>& values() const {
+    return values_;
+  }  // [blocks, kv_heads, kBlockSize, head_dim]
+  int64_t blocks() const { return blocks_; }
+  int64_t free_blocks() const { return static_cast<int64_t>(free_.size()); }
+  int64_t bytes() const { return bytes_; }
+
+  // Extends `table` to cover `tokens`; false (and nothing taken) when too few blocks are free.
+  bool grow(std::vector<int32_t>& table, int64_t tokens);
+  void release(std::vector<int32_t>& table);
+
+ private:
+  std::vector<void*> keys_, values_;
+  std::vector<Buffer> memory_;
+  std::vector<int32_t> free_;
+  int64_t blocks_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace replayssm

@@ -1,0 +1,39 @@
+// From logits to the next token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace replayssm {
+
+struct SamplingParams {
+  double temperature = 0;         // 0 = greedy
+  int32_t top_k = 0;              // 0 = all
+  double top_p = 1;               // (0, 1]
+  double min_p = 0;               // [0, 1]
+  double repetition_penalty = 1;  // > 0; over prompt and output
+  double presence_penalty = 0;    // over the output
+  double frequency_penalty = 0;   // over the output
+  uint64_t seed = 0;
+  int32_t logprobs = -1;  // -1 = none, n = the sampled token and the n likeliest
+};
+
+// Throws Error naming the parameter and its range.
+void validate(const SamplingParams& params);
+
+struct SampledToken {
+  int32_t id = 0;
+  float logprob = 0;  // of the unmodified distribution; with logprobs >= 0
+  std::vector<std::pair<int32_t, float>> top_logprobs;
+};
+
+// Draws the token at `position` (tokens before it in the sequence). Random numbers depend on seed
+// and position alone, so the text does not depend on batch or slot. `prompt` and `output` are what
+// the penalties look at. Ties go to the lower id. A row of NaN is an Error.
+SampledToken sample(std::span<const float> logits, const SamplingParams& params,
+                    std::span<const int32_t> prompt, std::span<const int32_t> output,
+                    int64_t position);
+
+}  // namespace replayssm

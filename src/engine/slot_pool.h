@@ -1,0 +1,46 @@
+// The recurrent states of all sequences: checkpoints, rings, convolution inputs and cursors, by
+// slot.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/buffer.h"
+#include "model/config.h"
+#include "replayssm/ops.h"
+
+namespace replayssm {
+
+class SlotPool {
+ public:
+  SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
+           DType activation_dtype, int32_t slots);
+
+  // What one slot takes, all layers together.
+  static int64_t bytes_per_slot(const ModelConfig& config, const RingConfig& ring,
+                                DType checkpoint_dtype, DType activation_dtype);
+
+  int32_t slots() const { return static_cast<int32_t>(cursors_.size()); }
+  int64_t bytes() const { return bytes_; }
+  const RingConfig& ring() const { return ring_; }
+  const std::vector<RecurrentState>& recurrent() const { return recurrent_; }
+  const std::vector<void*>& conv_inputs() const { return conv_inputs_; }
+  Cursor& cursor(int32_t slot) const { return cursors_[slot]; }
+  const Cursor* cursors() const { return cursors_.data(); }
+
+  // Takes a free slot, zeroed and reset; -1 when there is none.
+  int32_t acquire();
+  void release(int32_t slot);
+
+ private:
+  RingConfig ring_;
+  std::vector<RecurrentState> recurrent_;
+  std::vector<void*> conv_inputs_;
+  Array<Cursor> cursors_;
+  std::vector<int32_t> free_;
+  // ... the memory behind the views
+  std::vector<Buffer> memory_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace replayssm

@@ -1,0 +1,118 @@
+// Everything of a forward pass on the CPU besides matrix products and the recurrence. SIMD with
+// run-time dispatch; rows are spread over the pool. fp32 in and out, except where a `void*` with a
+// dtype says that a result feeds a matrix product or a cache (rounded to nearest even).
+#pragma once
+
+#include <cstdint>
+
+#include "core/thread_pool.h"
+#include "replayssm/types.h"
+
+namespace replayssm::cpu {
+
+// y[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. x, y: [rows, dim], contiguous; y in `dtype`.
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t dim, float eps, void* y,
+              DType dtype, ThreadPool& pool);
+
+// In place over the last dimension of x: [rows, heads, dim], tokens row_stride apart.
+void head_rms_norm(float* x, int64_t row_stride, const float* weight, int64_t rows, int64_t heads,
+                   int64_t dim, float eps, ThreadPool& pool);
+
+enum class GateActivation : uint8_t { kSilu, kSigmoid };
+
+struct GatedNormParams {
+  const float* x = nullptr;     // [rows, groups * group_dim]
+  const float* gate = nullptr;  // the same shape, rows gate_stride apart
+  int64_t gate_stride = 0;
+  const float* weight = nullptr;  // [weight_dim]; null = no normalisation, gate only
+  int64_t rows = 0;
+  int64_t groups = 0;
+  int64_t group_dim = 0;
+  bool weight_per_group =
+      false;  // weight is [group_dim], shared by the groups; else [groups * group_dim]
+  bool gate_first = false;  // norm(x * act(gate)) * weight; else (norm(x) * weight) * act(gate)
+  GateActivation activation = GateActivation::kSilu;
+  float eps = 0;
+  void* y = nullptr;  // [rows, groups * group_dim] in `dtype`
+  DType dtype = DType::kFloat32;
+};
+// The gated normalisation behind a recurrent layer, over groups of consecutive channels.
+void gated_rms_norm(const GatedNormParams& params, ThreadPool& pool);
+
+// y = silu(gate) * up. gate_up: [rows, 2 * dim], gate first; y: [rows, dim] in `dtype`.
+void swiglu(const float* gate_up, int64_t rows, int64_t dim, void* y, DType dtype,
+            ThreadPool& pool);
+
+// y = relu(x)^2. x: [rows, dim], y: the same in `dtype`.
+void relu_squared(const float* x, int64_t rows, int64_t dim, void* y, DType dtype,
+                  ThreadPool& pool);
+
+// y += scale * x over `count` values.
+void add_scaled(const float* x, float scale, int64_t count, float* y, ThreadPool& pool);
+
+// out[r] = table[ids[r]] * scale. table: [vocab, dim] in `dtype`; out: [rows, dim].
+void embed(const void* table, DType dtype, const int32_t* ids, int64_t rows, int64_t dim,
+           float scale, float* out, ThreadPool& pool);
+
+// x converted to `dtype`. rows x_stride apart; y: [rows, dim] contiguous.
+void convert_rows(const float* x, int64_t x_stride, int64_t rows, int64_t dim, void* y, DType dtype,
+                  ThreadPool& pool);
+
+// Rotary embedding in the half-split (NeoX) form on the first `rotary_dim` of `dim` values of every
+// head, in place. x: [rows, heads, dim], rows row_stride apart; position: [rows];
+// inverse_frequency: [rotary_dim / 2].
+void rotary(float* x, int64_t row_stride, const int64_t* position, const float* inverse_frequency,
+            int64_t rows, int64_t heads, int64_t dim, int64_t rotary_dim, ThreadPool& pool);
+
+// The keys and values of one attention layer: blocks of `block_size` tokens.
+struct KvCache {
+  void* k = nullptr;  // [blocks, kv_heads, block_size, head_dim] in `dtype`
+  void* v = nullptr;  // the same
+  DType dtype = DType::kFloat32;
+  int64_t block_size = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+};
+
+// Sequence s of the batch has `position[s]` tokens in the cache and brings the tokens
+// [query_start[s], query_start[s + 1]). Its block b is block_table[s * block_table_stride + b].
+struct KvBatch {
+  int64_t sequences = 0;
+  const int32_t* query_start = nullptr;  // [sequences + 1]
+  const int64_t* position = nullptr;     // [sequences]
+  const int32_t* block_table = nullptr;  // [sequences, block_table_stride]
+  int64_t block_table_stride = 0;
+};
+
+// Stores the new tokens' keys and values. k, v: [tokens, kv_heads, head_dim], rows kv_stride apart.
+void store_kv(const KvCache& cache, const KvBatch& batch, const float* k, const float* v,
+              int64_t kv_stride, ThreadPool& pool);
+
+// Causal attention of the new tokens over cache and window (already stored):
+// out = softmax(scale q K^T) V. q: [tokens, heads, head_dim], tokens q_stride apart;
+// out: [tokens, heads, head_dim] contiguous. `heads` is a multiple of kv_heads.
+void paged_attention(const KvCache& cache, const KvBatch& batch, const float* q, int64_t q_stride,
+                     int64_t heads, float scale, float* out, ThreadPool& pool);
+
+// y = x * sigmoid(gate). x: [rows, dim]; gate: rows gate_stride apart; y: [rows, dim] in `dtype`.
+void sigmoid_gate(const float* x, const float* gate, int64_t gate_stride, int64_t rows, int64_t dim,
+                  void* y, DType dtype, ThreadPool& pool);
+
+struct RouterParams {
+  const float* logits = nullptr;           // [rows, experts]
+  const float* correction_bias = nullptr;  // [experts], used for the selection only; may be null
+  int64_t rows = 0;
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  int64_t groups = 1;         // experts compete in `groups` groups ...
+  int64_t top_groups = 1;     // ... of which the best `top_groups` (sum of their two best) stay
+  bool sigmoid = false;       // scores: sigmoid of the logits, else softmax over all experts
+  bool renormalize = true;    // the chosen weights are divided by their sum
+  float scale = 1;            // and multiplied by this
+  int32_t* expert = nullptr;  // [rows, top_k]
+  float* weight = nullptr;    // [rows, top_k]
+};
+// Chooses the experts of every token and their weights. Ties go to the lower index.
+void route_experts(const RouterParams& params, ThreadPool& pool);
+
+}  // namespace replayssm::cpu
