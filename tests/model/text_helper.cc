@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "model/chat_template.h"
 #include "model/tokenizer.h"
 
 namespace replayssm {
@@ -36,6 +37,10 @@ class Helper {
       return {{"ids", tokenizer_->encode(text, request.at("add_special_tokens").get<bool>())}};
     }
     if (op == "decode") return decode(request);
+    if (op == "render") {
+      const ChatTemplate chat_template(request.at("template").get<std::string>());
+      return {{"text", chat_template.render(request.at("variables"))}};
+    }
     fail("unknown op ", op);
   }
 
