@@ -190,9 +190,9 @@ Arguments Interpreter::evaluate_arguments(const CallArguments& arguments) {
   out.positional = evaluate_all(arguments.positional);
   for (const auto& [name, value] : arguments.named) out.named.emplace_back(name, evaluate(*value));
   if (arguments.star != nullptr) {
-    const std::shared_ptr<const List> more = items_of(evaluate(*arguments.star));
-    charge(more->size() * sizeof(Value));
-    out.positional.insert(out.positional.end(), more->begin(), more->end());
+    const Items more = items_of(evaluate(*arguments.star));
+    charge(more.size() * sizeof(Value));
+    out.positional.insert(out.positional.end(), more.begin(), more.end());
   }
   if (arguments.double_star != nullptr) {
     const Value more = evaluate(*arguments.double_star);
@@ -255,7 +255,7 @@ Value Interpreter::slice(const Value& object, const Slice& node) {
   if (object.is_undefined()) fail(*object.get<Undefined>()->message);
   const List* items = object.sequence();
   if (items == nullptr && object.string() == nullptr) {
-    return Value::undefined(concat(object_name(object), " has no slices"));
+    fail("'", type_name(object), "' object cannot be sliced");
   }
   const SliceRange range = slice_range(length_of(object), begin, end, step);
   if (items != nullptr) {
@@ -279,9 +279,9 @@ Value Interpreter::slice(const Value& object, const Slice& node) {
   return out;
 }
 
-std::shared_ptr<const List> Interpreter::items_of(const Value& value) {
-  if (const auto* items = value.get<std::shared_ptr<const List>>()) return *items;
-  if (const auto* tuple = value.get<Tuple>()) return tuple->items;
+Items Interpreter::items_of(const Value& value) {
+  if (const auto* items = value.get<std::shared_ptr<const List>>()) return Items(*items);
+  if (const auto* tuple = value.get<Tuple>()) return Items(tuple->items);
   List items;
   if (value.string() != nullptr) {
     charge(value.string()->size() * sizeof(Value));
@@ -295,7 +295,7 @@ std::shared_ptr<const List> Interpreter::items_of(const Value& value) {
   } else if (!value.is_undefined()) {
     fail("'", type_name(value), "' object is not iterable");
   }
-  return std::make_shared<const List>(std::move(items));
+  return Items(std::make_shared<const List>(std::move(items)));
 }
 
 }  // namespace replayssm::jinja

@@ -41,7 +41,7 @@ Value without_case(Value value, bool case_sensitive) {
 // Items with the keys that they are ordered by.
 std::vector<std::pair<Value, Value>> keyed(I& interpreter, V input, V path, bool case_sensitive) {
   std::vector<std::pair<Value, Value>> out;
-  for (const Value& item : *interpreter.items_of(input)) {
+  for (const Value& item : interpreter.items_of(input)) {
     out.emplace_back(without_case(at_path(interpreter, item, path), case_sensitive), item);
   }
   return out;
@@ -68,8 +68,10 @@ Value sort(I& interpreter, V input, A arguments) {
   const Value path = bound.has(2) ? bound[2] : Value::none();
   if (path.string() == nullptr || path.string()->find(',') == std::string::npos) {
     items = keyed(interpreter, input, path, case_sensitive);
+    // In a list keys that do not exist are equal, where alone they have no order.
+    for (auto& [key, item] : items) key = List{std::move(key)};
   } else {
-    for (const Value& item : *interpreter.items_of(input)) {
+    for (const Value& item : interpreter.items_of(input)) {
       List key;
       std::string_view rest = *path.string();
       for (size_t comma = 0; comma != std::string_view::npos;) {
@@ -154,7 +156,7 @@ Value sum(I& interpreter, V input, A arguments) {
   Value total = bound.has(1) ? bound[1] : Value(int64_t{0});
   const Value path = bound.has(0) ? bound[0] : Value::none();
   if (total.string() != nullptr) fail("sum() can't sum strings [use ''.join(seq) instead]");
-  for (const Value& item : *interpreter.items_of(input)) {
+  for (const Value& item : interpreter.items_of(input)) {
     total = binary_operation(interpreter, "+", total, at_path(interpreter, item, path));
   }
   return total;
@@ -166,7 +168,7 @@ Value join(I& interpreter, V input, A arguments) {
   const Value path = bound.has(1) ? bound[1] : Value::none();
   std::string out;
   bool first = true;
-  for (const Value& item : *interpreter.items_of(input)) {
+  for (const Value& item : interpreter.items_of(input)) {
     const std::string text = to_string(at_path(interpreter, item, path));
     interpreter.charge(separator.size() + text.size());
     if (!first) out += separator;
@@ -177,11 +179,12 @@ Value join(I& interpreter, V input, A arguments) {
 }
 
 Value map(I& interpreter, V input, A arguments) {
-  const std::shared_ptr<const List> items = interpreter.items_of(input);
+  if (!is_true(input)) return Value::generator({});
+  const Items items = interpreter.items_of(input);
   List out;
   if (arguments.positional.empty() && !arguments.named.empty()) {
     const Bound bound("map", std::move(arguments), {"attribute", "default"}, 1);
-    for (const Value& item : *items) {
+    for (const Value& item : items) {
       Value value = at_path(interpreter, item, bound[0]);
       out.push_back(value.is_undefined() && bound.given(1) ? bound[1] : std::move(value));
     }
@@ -190,14 +193,15 @@ Value map(I& interpreter, V input, A arguments) {
   if (arguments.positional.empty()) fail("map requires a filter argument");
   const std::string name = to_string(arguments.positional.front());
   arguments.positional.erase(arguments.positional.begin());
-  interpreter.charge(items->size() * sizeof(Value));
-  for (const Value& item : *items) out.push_back(interpreter.apply_filter(name, item, arguments));
+  interpreter.charge(items.size() * sizeof(Value));
+  for (const Value& item : items) out.push_back(interpreter.apply_filter(name, item, arguments));
   return Value::generator(std::move(out));
 }
 
 template <bool kKeep, bool kAttribute>
 Value select(I& interpreter, V input, A arguments) {
-  const std::shared_ptr<const List> items = interpreter.items_of(input);
+  if (!is_true(input)) return Value::generator({});
+  const Items items = interpreter.items_of(input);
   Value path = Value::none();
   List& given = arguments.positional;
   if (kAttribute) {
@@ -211,7 +215,7 @@ Value select(I& interpreter, V input, A arguments) {
     given.erase(given.begin());
   }
   List out;
-  for (const Value& item : *items) {
+  for (const Value& item : items) {
     const Value value = at_path(interpreter, item, path);
     const bool passes = test ? interpreter.apply_test(*test, value, arguments) : is_true(value);
     if (passes == kKeep) out.push_back(item);
@@ -225,7 +229,7 @@ Value batch(I& interpreter, V input, A arguments) {
   const int64_t size = to_integer(bound[0]);
   if (size < 1 || size > 100'000) fail("batch: expected a size from 1 to 100000, got ", size);
   List out, line;
-  for (const Value& item : *interpreter.items_of(input)) {
+  for (const Value& item : interpreter.items_of(input)) {
     if (static_cast<int64_t>(line.size()) == size) out.push_back(std::exchange(line, {}));
     line.push_back(item);
   }
@@ -243,16 +247,16 @@ Value slice(I& interpreter, V input, A arguments) {
   const Bound bound("slice", std::move(arguments), {"slices", "fill_with"}, 1);
   const int64_t slices = to_integer(bound[0]);
   if (slices < 1 || slices > 100'000) fail("slice: expected 1 to 100000 slices, got ", slices);
-  const std::shared_ptr<const List> items = interpreter.items_of(input);
+  const Items items = interpreter.items_of(input);
   const auto count = static_cast<size_t>(slices);
-  const size_t each = items->size() / count, longer = items->size() % count;
-  interpreter.charge((items->size() + 4 * count) * sizeof(Value));
+  const size_t each = items.size() / count, longer = items.size() % count;
+  interpreter.charge((items.size() + 4 * count) * sizeof(Value));
   List out;
   size_t at = 0;
   for (size_t i = 0; i < count; ++i) {
     const size_t size = each + (i < longer ? 1 : 0);
-    List part(items->begin() + static_cast<std::ptrdiff_t>(at),
-              items->begin() + static_cast<std::ptrdiff_t>(at + size));
+    List part(items.begin() + static_cast<std::ptrdiff_t>(at),
+              items.begin() + static_cast<std::ptrdiff_t>(at + size));
     if (bound.given(1) && i >= longer) part.push_back(bound[1]);
     out.push_back(std::move(part));
     at += size;
@@ -267,18 +271,19 @@ Value first(I& interpreter, V input, A) {
     (*generator)->items.erase((*generator)->items.begin());
     return item;
   }
-  const std::shared_ptr<const List> items = interpreter.items_of(input);
-  return items->empty() ? Value::undefined("No first item, sequence was empty.") : items->front();
+  const Items items = interpreter.items_of(input);
+  return items.empty() ? Value::undefined("No first item, sequence was empty.") : items[0];
 }
 
 Value last(I& interpreter, V input, A) {
   if (input.is<std::shared_ptr<Generator>>()) fail("'generator' object is not reversible");
-  const std::shared_ptr<const List> items = interpreter.items_of(input);
-  return items->empty() ? Value::undefined("No last item, sequence was empty.") : items->back();
+  const Items items = interpreter.items_of(input);
+  return items.empty() ? Value::undefined("No last item, sequence was empty.")
+                       : items[items.size() - 1];
 }
 
 Value reverse(I& interpreter, V input, A) {
-  List items = *interpreter.items_of(input);
+  List items = interpreter.items_of(input).list();
   interpreter.charge(items.size() * sizeof(Value));
   std::reverse(items.begin(), items.end());
   if (input.string() == nullptr) return Value::generator(std::move(items));
@@ -306,7 +311,7 @@ Value attr(I& interpreter, V input, A arguments) {
 
 Value length(I&, V input, A) { return length_of(input); }
 
-Value list(I& interpreter, V input, A) { return List(*interpreter.items_of(input)); }
+Value list(I& interpreter, V input, A) { return interpreter.items_of(input).list(); }
 
 struct Entry {
   std::string_view name;

@@ -47,7 +47,8 @@ Value indent(I& interpreter, V input, A arguments) {
   const Bound bound("indent", std::move(arguments), {"width", "first", "blank"}, 0);
   const std::string prefix = indentation(bound.has(0) ? bound[0] : Value(int64_t{4}));
   const bool blank = bound.flag(2, false);
-  const std::vector<std::string> lines = split_lines(to_string(input) + "\n", false);
+  if (input.string() == nullptr) fail("indent: expected str, got ", type_name(input));
+  const std::vector<std::string> lines = split_lines(*input.string() + "\n", false);
   std::string out = bound.flag(1, false) ? prefix : "";
   for (size_t i = 0; i < lines.size(); ++i) {
     interpreter.charge(prefix.size() + lines[i].size() + 1);
@@ -69,10 +70,10 @@ Value tojson(I& interpreter, V input, A arguments) {
     style.item_separator = ",";
   }
   if (bound.given(2)) {
-    const std::shared_ptr<const List> separators = interpreter.items_of(bound[2]);
-    if (separators->size() != 2) fail("tojson: expected two separators");
-    style.item_separator = to_string((*separators)[0]);
-    style.key_separator = to_string((*separators)[1]);
+    const Items separators = interpreter.items_of(bound[2]);
+    if (separators.size() != 2) fail("tojson: expected two separators");
+    style.item_separator = to_string(separators[0]);
+    style.key_separator = to_string(separators[1]);
   }
   std::string out = to_json(input, style);
   interpreter.charge(out.size());
@@ -107,14 +108,15 @@ Value title(I& interpreter, V input, A) {
 
 Value truncate(I&, V input, A arguments) {
   const Bound bound("truncate", std::move(arguments), {"length", "killwords", "end", "leeway"}, 0);
-  const std::string text = to_string(input);
   const std::string end = bound.text(2, "...");
   const int64_t length = bound.integer(0, 255);
   const int64_t leeway = bound.given(3) ? to_integer(bound[3]) : 5;
   const int64_t kept = length - static_cast<int64_t>(character_count(end));
   if (kept < 0) fail("truncate: expected length >= ", character_count(end), ", got ", length);
   if (leeway < 0) fail("truncate: expected leeway >= 0, got ", leeway);
-  if (static_cast<int64_t>(character_count(text)) - leeway <= length) return text;
+  if (length_of(input) - leeway <= length) return input;
+  if (input.string() == nullptr) fail("truncate: expected str, got ", type_name(input));
+  const std::string& text = *input.string();
   std::string out = text.substr(0, character_offset(text, static_cast<size_t>(kept)));
   if (!bound.flag(1, false)) {
     const size_t space = out.rfind(' ');
@@ -138,19 +140,42 @@ Value wordcount(I&, V input, A) {
   return words;
 }
 
-Value urlencode(I& interpreter, V input, A) {
+// In a query the slash is quoted too, and a space is a plus.
+std::string quote_url(std::string_view text, bool in_query) {
   constexpr char kHex[] = "0123456789ABCDEF";
   constexpr std::string_view kSafe = "_.-~/";
   std::string out;
-  for (char c : to_string(input)) {
+  for (char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x80 && std::isalnum(byte)) || kSafe.find(c) != std::string_view::npos) {
+    if ((byte < 0x80 && std::isalnum(byte)) ||
+        kSafe.substr(0, in_query ? 4 : 5).find(c) != std::string_view::npos) {
       out.push_back(c);
+    } else if (c == ' ' && in_query) {
+      out.push_back('+');
     } else {
       out += {'%', kHex[byte >> 4], kHex[byte & 15]};
     }
   }
-  interpreter.charge(out.size());
+  return out;
+}
+
+Value urlencode(I& interpreter, V input, A) {
+  const bool is_iterable = interpreter.apply_test("iterable", input, {});
+  if (input.string() != nullptr || !is_iterable) {
+    std::string out = quote_url(to_string(input), false);
+    interpreter.charge(out.size());
+    return out;
+  }
+  const Value pairs =
+      input.dict() != nullptr ? interpreter.apply_filter("items", input, {}) : input;
+  std::string out;
+  for (const Value& pair : interpreter.items_of(pairs)) {
+    const Items parts = interpreter.items_of(pair);
+    if (parts.size() != 2) fail("urlencode: expected pairs, got ", parts.size(), " items");
+    if (!out.empty()) out += "&";
+    out += quote_url(to_string(parts[0]), true) + "=" + quote_url(to_string(parts[1]), true);
+    interpreter.charge(out.size());
+  }
   return out;
 }
 
@@ -188,7 +213,7 @@ Value to_int(I&, V input, A arguments) {
   const Value fallback = bound.has(0) ? bound[0] : Value(int64_t{0});
   const int64_t base = bound.integer(1, 10);
   if (base < 2 || base > 36) fail("int: expected a base from 2 to 36, got ", base);
-  if (input.is_integral()) return to_integer(input);
+  if (input.is_integral() || input.is_undefined()) return to_integer(input);
   if (input.is<double>()) return truncated(*input.get<double>(), fallback);
   if (input.string() == nullptr) return fallback;
   if (const std::optional<int64_t> whole = parse_integer(*input.string(), base)) return *whole;
@@ -200,7 +225,7 @@ Value to_float(I&, V input, A arguments) {
   const Bound bound("float", std::move(arguments), {"default"}, 0);
   const Value fallback = bound.has(0) ? bound[0] : Value(0.0);
   if (input.is<double>()) return input;
-  if (input.is_integral()) return static_cast<double>(to_integer(input));
+  if (input.is_integral() || input.is_undefined()) return static_cast<double>(to_integer(input));
   if (input.string() == nullptr) return fallback;
   const std::optional<double> number = parse_double(*input.string());
   return number ? Value(*number) : fallback;

@@ -30,6 +30,9 @@ class PercentFormatter {
     } else {
       positional_ = {arguments};
       mapping_ = arguments.dict();
+      // Python lets what can be indexed, text aside, stay unused.
+      may_stay_unused_ =
+          mapping_ != nullptr || arguments.list() != nullptr || arguments.is_undefined();
     }
   }
 
@@ -46,7 +49,7 @@ class PercentFormatter {
         out += convert(read_conversion());
       }
     }
-    if (next_ < positional_.size() && mapping_ == nullptr) {
+    if (next_ < positional_.size() && !may_stay_unused_) {
       fail("not all arguments converted during string formatting");
     }
     return out;
@@ -161,6 +164,7 @@ class PercentFormatter {
   List positional_;
   size_t next_ = 0;
   const Dict* mapping_ = nullptr;
+  bool may_stay_unused_ = false;
 };
 
 // The value of a replacement field: an index or a name, then .attributes.

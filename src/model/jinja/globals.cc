@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kRangeLimit = 100'000;
 
-Value function(std::string name, std::function<Value(Interpreter&, Arguments)> call) {
-  return Value(std::make_shared<const Callable>(Callable{std::move(name), std::move(call)}));
+Value function(const std::string& name, std::function<Value(Interpreter&, Arguments)> call) {
+  return Value(std::make_shared<const Callable>(Callable{"function " + name, std::move(call)}));
 }
 
 Value range(Interpreter& interpreter, Arguments arguments) {
@@ -38,10 +38,10 @@ Dict to_dict(Interpreter& interpreter, Arguments arguments) {
     if (source.dict() != nullptr) {
       dict = *source.dict();
     } else {
-      for (const Value& pair : *interpreter.items_of(source)) {
-        const std::shared_ptr<const List> items = interpreter.items_of(pair);
-        if (items->size() != 2) fail("dict: a pair with ", items->size(), " items");
-        dict.set((*items)[0], (*items)[1]);
+      for (const Value& pair : interpreter.items_of(source)) {
+        const Items items = interpreter.items_of(pair);
+        if (items.size() != 2) fail("dict: a pair with ", items.size(), " items");
+        dict.set(items[0], items[1]);
       }
     }
   }
@@ -104,7 +104,7 @@ const std::unordered_map<std::string, Value>& builtin_globals() {
 std::optional<Value> loop_attribute(const std::shared_ptr<LoopState>& loop,
                                     const std::string& name) {
   const auto index = static_cast<int64_t>(loop->index);
-  const auto size = static_cast<int64_t>(loop->items->size());
+  const auto size = static_cast<int64_t>(loop->items.size());
   if (name == "index") return index + 1;
   if (name == "index0") return index;
   if (name == "revindex") return size - index;
@@ -115,11 +115,10 @@ std::optional<Value> loop_attribute(const std::shared_ptr<LoopState>& loop,
   if (name == "depth") return int64_t{1};
   if (name == "depth0") return int64_t{0};
   if (name == "previtem") {
-    return index > 0 ? (*loop->items)[loop->index - 1]
-                     : Value::undefined("there is no previous item");
+    return index > 0 ? loop->items[loop->index - 1] : Value::undefined("there is no previous item");
   }
   if (name == "nextitem") {
-    return index + 1 < size ? (*loop->items)[loop->index + 1]
+    return index + 1 < size ? loop->items[loop->index + 1]
                             : Value::undefined("there is no next item");
   }
   if (name == "cycle") {

@@ -132,30 +132,32 @@ Interpreter::Flow Interpreter::run(const If& node) {
   return run(node.otherwise);
 }
 
-std::shared_ptr<const List> Interpreter::loop_items(const For& node) {
-  std::shared_ptr<const List> all = items_of(evaluate(*node.iterable));
+Items Interpreter::loop_items(const For& node) {
+  Items all = items_of(evaluate(*node.iterable));
   if (node.condition == nullptr) return all;
   List kept;
-  for (const Value& value : *all) {
+  for (const Value& value : all) {
     const FrameGuard frame(*this, frame_);
     assign(*node.target, value);
     if (is_true(evaluate(*node.condition))) kept.push_back(value);
   }
-  return std::make_shared<const List>(std::move(kept));
+  return Items(std::make_shared<const List>(std::move(kept)));
 }
 
 Interpreter::Flow Interpreter::run(const For& node) {
-  const auto loop = std::make_shared<LoopState>();
-  loop->items = loop_items(node);
+  const auto loop = std::make_shared<LoopState>(LoopState{loop_items(node)});
   const LoopGuard guard{*loop};
-  for (; loop->index < loop->items->size(); ++loop->index) {
+  bool completed = false;  // as in Jinja, what ends by break or continue is no iteration to else
+  for (; loop->index < loop->items.size(); ++loop->index) {
     const FrameGuard frame(*this, frame_);
     const DepthGuard step(*this, 1);
     frame_->variables["loop"] = Value(loop);
-    assign(*node.target, (*loop->items)[loop->index]);
-    if (run(node.body) == Flow::kBreak) break;
+    assign(*node.target, loop->items[loop->index]);
+    const Flow flow = run(node.body);
+    if (flow == Flow::kBreak) break;
+    completed = completed || flow == Flow::kNext;
   }
-  if (!loop->items->empty()) return Flow::kNext;
+  if (completed) return Flow::kNext;
   const FrameGuard frame(*this, frame_);
   return run(node.otherwise);
 }
@@ -197,7 +199,9 @@ Interpreter::Flow Interpreter::run(const FilterBlock& node) {
     const FrameGuard frame(*this, frame_);
     text = capture(node.body);
   }
-  write(to_string(apply_filters(*node.filter, std::move(text))));
+  const Value result = apply_filters(*node.filter, std::move(text));
+  if (result.string() == nullptr) fail("a filter block made ", type_name(result), " of its text");
+  write(*result.string());
   return Flow::kNext;
 }
 
@@ -228,11 +232,11 @@ void Interpreter::assign(const Expression& target, const Value& value) {
     return;
   }
   const TupleLiteral& names = std::get<TupleLiteral>(target.node);
-  const std::shared_ptr<const List> values = items_of(value);
-  if (values->size() != names.items.size()) {
-    fail("expected ", names.items.size(), " values to unpack, got ", values->size());
+  const Items values = items_of(value);
+  if (values.size() != names.items.size()) {
+    fail("expected ", names.items.size(), " values to unpack, got ", values.size());
   }
-  for (size_t i = 0; i < values->size(); ++i) assign(*names.items[i], (*values)[i]);
+  for (size_t i = 0; i < values.size(); ++i) assign(*names.items[i], values[i]);
 }
 
 Value Interpreter::apply_filters(const Expression& chain, Value input) {
@@ -249,7 +253,8 @@ Value Interpreter::make_macro(const Macro& node) {
   }
   const auto closure = std::weak_ptr<Frame>(frame_);  // captured_ keeps it alive
   return Value(std::make_shared<const Callable>(
-      Callable{node.name, [&node, closure](Interpreter& interpreter, Arguments arguments) {
+      Callable{node.name.empty() ? "Macro anonymous" : concat("Macro ", repr_of_string(node.name)),
+               [&node, closure](Interpreter& interpreter, Arguments arguments) {
                  return interpreter.call_macro(node, closure.lock(), std::move(arguments));
                }}));
 }

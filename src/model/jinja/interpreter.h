@@ -31,7 +31,7 @@ class Interpreter {
   Value item(const Value& object, const Value& index);
 
   // What a for loop sees. Throws Error for values that cannot be walked; empties a generator.
-  std::shared_ptr<const List> items_of(const Value& value);
+  Items items_of(const Value& value);
 
   Value new_namespace(Dict attributes);
 
@@ -98,7 +98,7 @@ class Interpreter {
   void assign(const Expression& target, const Value& value);
   std::string capture(const Body& body);
   Value apply_filters(const Expression& chain, Value input);
-  std::shared_ptr<const List> loop_items(const For& node);
+  Items loop_items(const For& node);
   Arguments evaluate_arguments(const CallArguments& arguments);
   List evaluate_all(const std::vector<ExpressionPtr>& expressions);
   Value slice(const Value& object, const Slice& node);

@@ -94,7 +94,7 @@ Method find_in(const Table& table, std::string_view name) {
 
 std::optional<Value> find_method(const Value& object, const std::string& name) {
   const auto bind = [&](std::function<Value(Interpreter&, Arguments)> call) {
-    return Value(std::make_shared<const Callable>(Callable{name, std::move(call)}));
+    return Value(std::make_shared<const Callable>(Callable{"method " + name, std::move(call)}));
   };
   if (object.string() != nullptr) {
     const StringMethod method = find_string_method(name);

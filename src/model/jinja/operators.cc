@@ -151,7 +151,7 @@ bool contains(Interpreter& interpreter, const Value& container, const Value& val
     }
     return container.string()->find(*value.string()) != std::string::npos;
   }
-  for (const Value& item : *interpreter.items_of(container)) {
+  for (const Value& item : interpreter.items_of(container)) {
     if (equal(item, value)) return true;
   }
   return false;
@@ -170,7 +170,7 @@ int64_t length_of(const Value& value) {
   if (value.dict() != nullptr) return static_cast<int64_t>(value.dict()->entries().size());
   if (value.is_undefined()) return 0;
   if (const auto* loop = value.get<std::shared_ptr<LoopState>>()) {
-    return static_cast<int64_t>((*loop)->items->size());
+    return static_cast<int64_t>((*loop)->items.size());
   }
   fail("object of type '", type_name(value), "' has no len()");
 }

@@ -175,7 +175,6 @@ class Parser : public ExpressionParser {
 
   CallBlock call_block() {
     CallBlock node;
-    node.caller.name = "caller";
     if (at_operator("(")) node.caller.parameters = parameters();
     node.call = expression();
     if (!std::holds_alternative<Call>(node.call->node)) {

@@ -175,7 +175,7 @@ Value join(Interpreter& interpreter, S text, Arguments arguments) {
   const Bound bound("join", std::move(arguments), {"iterable"}, 1);
   std::string out;
   bool first = true;
-  for (const Value& part : *interpreter.items_of(bound[0])) {
+  for (const Value& part : interpreter.items_of(bound[0])) {
     if (!first) out += text;
     first = false;
     out += need_string(part, "join");

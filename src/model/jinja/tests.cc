@@ -47,6 +47,12 @@ bool same(const Value& left, const Value& right) {
   return left.variant().index() == right.variant().index() && equal(left, right);
 }
 
+// The name that a value gives; nothing for what is no text.
+std::string name_in(const Value& value) {
+  if (!hash_key(value)) fail("unhashable type: '", type_name(value), "'");
+  return value.string() != nullptr ? *value.string() : std::string();
+}
+
 struct Entry {
   std::string_view name;
   TestFunction test;
@@ -80,8 +86,8 @@ constexpr Entry kTests[] = {
      [](I&, const Value& v, A a) { return modulo(v, to_integer(only("divisibleby", a))) == 0; }},
     {"lower", [](I&, const Value& v, A) { return has_case(v, false); }},
     {"upper", [](I&, const Value& v, A) { return has_case(v, true); }},
-    {"filter", [](I&, const Value& v, A) { return find_filter(to_string(v)) != nullptr; }},
-    {"test", [](I&, const Value& v, A) { return find_test(to_string(v)) != nullptr; }},
+    {"filter", [](I&, const Value& v, A) { return find_filter(name_in(v)) != nullptr; }},
+    {"test", [](I&, const Value& v, A) { return find_test(name_in(v)) != nullptr; }},
     {"sameas", [](I&, const Value& v, A a) { return same(v, only("sameas", a)); }},
     {"escaped", [](I&, const Value&, A) { return false; }},
     {"in", [](I& i, const Value& v, A a) { return contains(i, only("in", a), v); }},

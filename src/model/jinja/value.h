@@ -45,7 +45,7 @@ struct Namespace {
 
 // A function, a bound method, or a macro.
 struct Callable {
-  std::string name;
+  std::string name;  // as it prints
   std::function<Value(Interpreter&, Arguments)> call;
 };
 
@@ -104,6 +104,22 @@ class Value {
   Variant variant_;
 };
 
+// The items that a value consists of, kept alive.
+class Items {
+ public:
+  explicit Items(std::shared_ptr<const List> list) : list_(std::move(list)) {}
+
+  auto begin() const { return list_->begin(); }
+  auto end() const { return list_->end(); }
+  size_t size() const { return list_->size(); }
+  bool empty() const { return list_->empty(); }
+  const Value& operator[](size_t index) const { return (*list_)[index]; }
+  const List& list() const { return *list_; }
+
+ private:
+  std::shared_ptr<const List> list_;
+};
+
 // Entries in the order of insertion.
 class Dict {
  public:
@@ -130,9 +146,9 @@ struct Arguments {
 };
 
 struct LoopState {
-  std::shared_ptr<const List> items;
+  Items items;
   size_t index = 0;
-  List last_changed;  // arguments of the last loop.changed(...)
+  List last_changed = {};  // arguments of the last loop.changed(...)
   bool was_changed = false;
 };
 

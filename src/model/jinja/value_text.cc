@@ -103,7 +103,7 @@ class Writer {
     } else if (value.is<double>()) {
       out += repr_of_double(*value.get<double>());
     } else if (const auto* callable = value.get<std::shared_ptr<const Callable>>()) {
-      out += concat("<function ", (*callable)->name, ">");
+      out += concat("<", (*callable)->name, ">");
     } else {
       out += concat("<", type_name(value), " object>");
     }

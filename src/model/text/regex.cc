@@ -72,7 +72,10 @@ class Translator {
       at_ += 2;
       return;
     }
-    copy(2);
+    // \p{...} and its like: the braces are no interval.
+    const bool braces = at_ + 2 < pattern_.size() && pattern_[at_ + 2] == '{';
+    const size_t close = braces ? pattern_.find('}', at_) : std::string_view::npos;
+    copy(close != std::string_view::npos ? close + 1 - at_ : 2);
   }
 
   void open_class() {
@@ -97,12 +100,13 @@ class Translator {
   // x{n,m}+ repeats the interval here and is possessive in PCRE2.
   void interval() {
     const size_t close = pattern_.find('}', at_);
-    if (close == std::string_view::npos || close + 1 == pattern_.size() ||
-        pattern_[close + 1] != '+') {
+    const std::string_view body =
+        pattern_.substr(at_ + 1, close == std::string_view::npos ? 0 : close - at_ - 1);
+    if (body.empty() || body.find_first_not_of("0123456789,") != std::string_view::npos ||
+        !pattern_.substr(close + 1).starts_with('+')) {
       copy(1);
       return;
     }
-    const std::string_view body = pattern_.substr(at_ + 1, close - at_ - 1);
     const size_t comma = body.find(',');
     unsigned low = 0, high = 0;
     const auto number = [](std::string_view digits, unsigned& value) {
