@@ -97,7 +97,7 @@ _FILTERS = [
     "batch(2)|list", "batch(2, 0)|list", "slice(2)|list", "indent", "indent(2, true)", "indent(2, blank=true)",
     "replace('l', 'L')", "replace('l', '', 1)", "wordcount", "center(12)", "truncate(6)", "truncate(6, true)",
     "e", "escape|length", "safe", "groupby('role')|list", "sort(attribute='n')|list", "sort(reverse=true)|list",
-    "format('x')", "urlencode", "attr('upper')|string|length", "sort(attribute='n,content')|list|length",
+    "format('x')", "urlencode", "attr('zz')|string|length", "sort(attribute='n,content')|list|length",
 ]
 _TESTS = [
     "defined", "undefined", "none", "boolean", "true", "false", "integer", "float", "number", "string", "mapping",
@@ -135,7 +135,7 @@ class TemplateGenerator:
         if kind < 7:
             return self.string()
         return r.choice(["0", "1", "2", "-5", "3.5", "1e3", "0x1F", "1_000", "true", "false", "none", "[]", "{}", "()",
-                         "(1,)", "'a' 'b'", "[1, 'a', [2]]", "{'k': 1, 2: 'v'}", "(1, 'x')", "range(3)|list"])
+                         "(1,)", "'a' 'b'", "[1, 'a', [2]]", "{'k': 1, 2: 'v'}", "(1, 'x')", "(range(3)|list)"])
 
     def expression(self, depth=0):
         r = self.random
@@ -220,7 +220,7 @@ class TemplateGenerator:
         if kind < 4:
             return f"{r.choice(['{{', '{{-', '{{+'])} {self.expression()} {r.choice(['}}', '-}}'])}"
         if kind == 4:
-            return self.tag(f"set {r.choice(['x', 's', 'x, y', 'ns.v'])} = {self.expression()}")
+            return self.tag(f"set {r.choice(['x', 'y', 'x, y', 'ns.v'])} = {self.expression()}")
         if kind == 5:
             middle = r.choice(["", self.tag(f"elif {self.expression()}") + self.body(depth + 1),
                                self.tag("else") + self.body(depth + 1)])

@@ -207,6 +207,9 @@ Arguments Interpreter::evaluate_arguments(const CallArguments& arguments) {
 }
 
 Value Interpreter::attribute(const Value& object, const std::string& name) {
+  if (name.size() > 4 && name.starts_with("__") && name.ends_with("__")) {
+    return Value::undefined(concat("access to attribute '", name, "' is unsafe"));
+  }
   if (object.is_undefined()) fail(*object.get<Undefined>()->message);
   if (const auto* space = object.get<std::shared_ptr<Namespace>>()) {
     const Value* found = (*space)->attributes->find_text(name);

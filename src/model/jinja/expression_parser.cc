@@ -7,22 +7,8 @@
 namespace replayssm::jinja {
 namespace {
 
-constexpr int kDepthLimit = 100;
 // Bounds the height of a tree too: a + b + c ... is as high as it is long.
 constexpr int kNodesPerTag = 2000;
-
-std::string describe(const Token& token) {
-  switch (token.kind) {
-    case TokenKind::kText: return "template text";
-    case TokenKind::kPrint: return "{{";
-    case TokenKind::kPrintEnd: return "}}";
-    case TokenKind::kBlock: return "{%";
-    case TokenKind::kBlockEnd: return "%}";
-    case TokenKind::kEnd: return "the end of the template";
-    case TokenKind::kString: return "a string";
-    default: return "'" + token.text + "'";
-  }
-}
 
 bool is_comparison(const Token& token) {
   constexpr std::string_view kOperators[] = {"==", "!=", "<", "<=", ">", ">="};
@@ -33,72 +19,12 @@ bool is_comparison(const Token& token) {
 
 }  // namespace
 
-ExpressionParser::Depth::Depth(ExpressionParser& parser) : parser_(parser) {
-  if (parser.depth_ >= kDepthLimit) {
-    parser.fail_here(concat("nested more than ", kDepthLimit, " deep"));
-  }
-  ++parser_.depth_;
-}
-
 template <class Node>
 ExpressionPtr ExpressionParser::make(Position position, Node node) {
   if (++nodes_in_tag_ > kNodesPerTag) {
     fail_at(position, concat("an expression of more than ", kNodesPerTag, " parts"));
   }
   return std::make_unique<Expression>(Expression{position, std::move(node)});
-}
-
-Token ExpressionParser::next() {
-  const Token token = current();
-  if (at_ + 1 < tokens_.size()) ++at_;
-  if (token.kind == TokenKind::kBlock || token.kind == TokenKind::kPrint) nodes_in_tag_ = 0;
-  return token;
-}
-
-bool ExpressionParser::at_operator(std::string_view text) const {
-  return current().kind == TokenKind::kOperator && current().text == text;
-}
-
-bool ExpressionParser::at_name(std::string_view text) const {
-  return current().kind == TokenKind::kName && current().text == text;
-}
-
-bool ExpressionParser::skip_operator(std::string_view text) {
-  if (!at_operator(text)) return false;
-  next();
-  return true;
-}
-
-bool ExpressionParser::skip_name(std::string_view text) {
-  if (!at_name(text)) return false;
-  next();
-  return true;
-}
-
-void ExpressionParser::expect_operator(std::string_view text) {
-  if (!skip_operator(text)) fail_unexpected(concat("'", text, "'"));
-}
-
-void ExpressionParser::expect_name(std::string_view text) {
-  if (!skip_name(text)) fail_unexpected(concat("'", text, "'"));
-}
-
-std::string ExpressionParser::expect_identifier() {
-  if (current().kind != TokenKind::kName) fail_unexpected("a name");
-  return next().text;
-}
-
-void ExpressionParser::expect(TokenKind kind) {
-  if (current().kind != kind) fail_unexpected(describe({kind, {}, {}, {}}));
-  next();
-}
-
-void ExpressionParser::fail_here(std::string_view message) const {
-  fail_at(current().position, message);
-}
-
-void ExpressionParser::fail_unexpected(std::string_view expected) const {
-  fail_here(concat("expected ", expected, ", got ", describe(current())));
 }
 
 ExpressionPtr ExpressionParser::expression(bool with_condition) {

@@ -1,46 +1,20 @@
-// Expressions of templates, and the token stream that statements share with them.
+// Expressions of templates.
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "model/jinja/ast.h"
+#include "model/jinja/token_cursor.h"
 
 namespace replayssm::jinja {
 
-class ExpressionParser {
+class ExpressionParser : public TokenCursor {
  public:
-  explicit ExpressionParser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+  using TokenCursor::TokenCursor;
 
  protected:
-  // Counts how deep the parser is, so that no template overflows the stack.
-  class Depth {
-   public:
-    explicit Depth(ExpressionParser& parser);
-    ~Depth() { --parser_.depth_; }
-    Depth(const Depth&) = delete;
-    Depth& operator=(const Depth&) = delete;
-
-   private:
-    ExpressionParser& parser_;
-  };
-
-  const Token& current() const { return tokens_[at_]; }
-  const Token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-  Token next();
-  bool at_operator(std::string_view text) const;
-  bool at_name(std::string_view text) const;
-  bool skip_operator(std::string_view text);
-  bool skip_name(std::string_view text);
-  void expect_operator(std::string_view text);
-  void expect_name(std::string_view text);
-  std::string expect_identifier();
-  void expect(TokenKind kind);
-  [[noreturn]] void fail_here(std::string_view message) const;
-  [[noreturn]] void fail_unexpected(std::string_view expected) const;
-
   ExpressionPtr expression(bool with_condition = true);
   // An expression, or a tuple where commas follow. Ends at a tag's end, ")" or the name `stop`.
   ExpressionPtr tuple(bool with_condition = true, std::string_view stop = {},
@@ -79,11 +53,6 @@ class ExpressionParser {
   std::string dotted_name();
   bool at_tuple_end(std::string_view stop) const;
   bool at_test_argument() const;
-
-  std::vector<Token> tokens_;
-  size_t at_ = 0;
-  int depth_ = 0;
-  int nodes_in_tag_ = 0;
 };
 
 }  // namespace replayssm::jinja

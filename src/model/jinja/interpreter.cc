@@ -188,7 +188,9 @@ Interpreter::Flow Interpreter::run(const CallBlock& node) {
   const Call& call_node = std::get<Call>(node.call->node);
   const Value callee = evaluate(*call_node.callee);
   Arguments arguments = evaluate_arguments(call_node.arguments);
-  arguments.named.emplace_back("caller", make_macro(node.caller));
+  const auto before_starred = static_cast<std::ptrdiff_t>(call_node.arguments.named.size());
+  arguments.named.emplace(arguments.named.begin() + before_starred, "caller",
+                          make_macro(node.caller));
   write(to_string(call(callee, std::move(arguments))));
   return Flow::kNext;
 }

@@ -161,7 +161,10 @@ class Parser : public ExpressionParser {
     const int loops = std::exchange(loops_, 0);
     const MacroExtras outer = std::exchange(extras_, {});
     macro.body = block_until(end);
-    macro.extras = std::exchange(extras_, outer);
+    macro.extras = extras_;
+    extras_.varargs = extras_.varargs || outer.varargs;
+    extras_.kwargs = extras_.kwargs || outer.kwargs;
+    extras_.caller = extras_.caller || outer.caller;
     loops_ = loops;
   }
 

@@ -10,10 +10,8 @@
 namespace replayssm::jinja {
 namespace {
 
-int64_t modulo(const Value& value, int64_t divisor) {
-  if (divisor == 0) fail("division by zero");
-  if (divisor == -1) return 0;
-  return to_integer(value) % divisor;
+bool has_rest(Interpreter& interpreter, const Value& value, const Value& divisor, int64_t rest) {
+  return equal(binary_operation(interpreter, "%", value, divisor), rest);
 }
 
 // str.islower and str.isupper.
@@ -79,11 +77,12 @@ constexpr Entry kTests[] = {
               v.is_undefined();
      }},
     {"iterable", [](I&, const Value& v, A) { return is_iterable(v); }},
-    {"callable", [](I&, const Value& v, A) { return v.is<std::shared_ptr<const Callable>>(); }},
-    {"odd", [](I&, const Value& v, A) { return modulo(v, 2) != 0; }},
-    {"even", [](I&, const Value& v, A) { return modulo(v, 2) == 0; }},
+    {"callable", [](I&, const Value& v,
+                    A) { return v.is<std::shared_ptr<const Callable>>() || v.is_undefined(); }},
+    {"odd", [](I& i, const Value& v, A) { return has_rest(i, v, int64_t{2}, 1); }},
+    {"even", [](I& i, const Value& v, A) { return has_rest(i, v, int64_t{2}, 0); }},
     {"divisibleby",
-     [](I&, const Value& v, A a) { return modulo(v, to_integer(only("divisibleby", a))) == 0; }},
+     [](I& i, const Value& v, A a) { return has_rest(i, v, only("divisibleby", a), 0); }},
     {"lower", [](I&, const Value& v, A) { return has_case(v, false); }},
     {"upper", [](I&, const Value& v, A) { return has_case(v, true); }},
     {"filter", [](I&, const Value& v, A) { return find_filter(name_in(v)) != nullptr; }},

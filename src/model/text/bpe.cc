@@ -104,8 +104,10 @@ void Bpe::read_merges(const JsonField& field) {
       continue;
     }
     const auto [left, right] = halves(field, index);
+    const int32_t left_id = id_of(left, index);
+    const int32_t right_id = id_of(right, index);
     merged.assign(left).append(right);
-    insert(pair_of(id_of(left, index), id_of(right, index)),
+    insert(pair_of(left_id, right_id),
            {static_cast<int32_t>(index - comments), id_of(merged, index)});
   }
 }

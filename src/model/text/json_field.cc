@@ -62,7 +62,8 @@ bool JsonField::as_bool() const {
 
 int32_t JsonField::as_id() const {
   constexpr uint64_t kLimit = std::numeric_limits<int32_t>::max();
-  if (!value_->is_number_unsigned() || value_->get<uint64_t>() >= kLimit) {
+  // Also of a negative number: it is a large one then.
+  if (!value_->is_number_integer() || value_->get<uint64_t>() >= kLimit) {
     reject_type("a token id (an integer from 0 to 2147483646)");
   }
   return static_cast<int32_t>(value_->get<uint64_t>());
