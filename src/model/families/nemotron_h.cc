@@ -82,14 +82,14 @@ void read_moe(const ConfigReader& reader, MoeConfig& moe) {
   moe.groups = reader.integer({"n_group"}, {1, moe.experts}, 1);
   moe.top_groups = reader.integer({"topk_group"}, {1, moe.groups}, 1);
   check_divides(reader, "n_routed_experts", moe.experts, "n_group", moe.groups);
+  if (moe.groups > 1 && moe.experts / moe.groups < 2) {
+    reader.refuse("n_group", "groups of at least two experts", std::to_string(moe.groups));
+  }
   const int64_t selectable = moe.experts / moe.groups * moe.top_groups;
   if (moe.top_k > selectable) {
     reader.refuse("num_experts_per_tok",
                   concat("at most the ", selectable, " experts of topk_group groups"),
                   std::to_string(moe.top_k));
-  }
-  if (moe.groups > 1 && moe.experts / moe.groups < 2) {
-    reader.refuse("n_group", "groups of at least two experts", std::to_string(moe.groups));
   }
   moe.sigmoid_scores = true;
   moe.correction_bias = true;
