@@ -165,6 +165,28 @@ HWY_INLINE void StoreF32N(hn::Vec<D> v, D d, T* p, size_t n) {
   StoreFirst(Narrow(d, v, T()), Bits16<D>(), &p->bits, n);
 }
 
+// The n of a whole vector.
+struct WholeVector {};
+
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadF32N(D d, const T* p, WholeVector) {
+  return LoadF32(d, p);
+}
+template <class D, class T>
+HWY_INLINE void StoreF32N(hn::Vec<D> v, D d, T* p, WholeVector) {
+  StoreF32(v, d, p);
+}
+
+// Calls fn(i, n) for the vectors of `count` values, i = 0, Lanes(d), ...; n is what LoadF32N and
+// StoreF32N take: a whole vector, or the rest at the end.
+template <class D, class Fn>
+HWY_INLINE void ForVectors(D d, size_t count, Fn&& fn) {
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) fn(i, WholeVector());
+  if (i < count) fn(i, count - i);
+}
+
 // `v` after a round trip through T.
 template <class D>
 HWY_INLINE hn::Vec<D> RoundF32(D, hn::Vec<D> v, float) {
