@@ -9,7 +9,7 @@
 namespace replayssm {
 namespace {
 
-constexpr int64_t kLanes = 32;  // independent accumulators: 4 vectors of 64 bytes
+constexpr int64_t kLanes = 16;  // independent accumulators, few enough for the registers
 constexpr int64_t kLineBytes = kLanes * static_cast<int64_t>(sizeof(uint64_t));
 
 uint64_t sum(const uint64_t* data, int64_t lines) {
