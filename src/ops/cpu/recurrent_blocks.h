@@ -32,6 +32,9 @@ class Carver {
   int64_t used_ = 0;
 };
 
+// Most value heads of a block.
+inline constexpr int64_t kBlockHeads = 8;
+
 // Some value heads of one key head of one sequence.
 struct Block {
   int64_t sequence = 0;
@@ -44,12 +47,12 @@ struct Block {
 // most `max_heads` value heads, else parts.
 class BlockList {
  public:
-  BlockList(int64_t sequences, const RecurrentShape& shape, int threads, int64_t max_heads)
+  BlockList(int64_t sequences, const RecurrentShape& shape, int threads)
       : sequences_(sequences), key_heads_(shape.key_heads) {
     heads_per_key_ = shape.heads / shape.key_heads;
     const int64_t wanted = 2 * int64_t{threads};
     const int64_t have = std::max<int64_t>(1, sequences * key_heads_);
-    const int64_t least = (heads_per_key_ + max_heads - 1) / max_heads;
+    const int64_t least = (heads_per_key_ + kBlockHeads - 1) / kBlockHeads;
     parts_ = std::clamp<int64_t>((wanted + have - 1) / have, least, heads_per_key_);
   }
 
@@ -70,37 +73,46 @@ class BlockList {
   int64_t sequences_, key_heads_, heads_per_key_ = 1, parts_ = 1;
 };
 
+// What recurrent_step needs of one value head.
+struct HeadScratch {
+  float *v, *o;  // [rows, height], [window, height]
+  float* t;      // [window, width]
+  float *a, *b;  // [rows]
+  float* c;      // [window, rows]
+};
+
 // Scratch of one thread for recurrent_step.
 struct StepScratch {
   StepScratch(float* memory, const RecurrentShape& shape, const RingConfig& ring)
-      : width(padded(shape.state_dim)), height(padded(shape.head_dim)) {
-    const int64_t rows = ring_rows(ring.buffer_len, ring.max_window), window = ring.max_window;
+      : rows(ring_rows(ring.buffer_len, ring.max_window)),
+        width(padded(shape.state_dim)),
+        height(padded(shape.head_dim)) {
+    const int64_t window = ring.max_window;
     Carver carver(memory);
     k = carver.take(rows * width);
     q = carver.take(window * width);
-    t = carver.take(window * width);
-    v = carver.take(rows * height);
-    o = carver.take(window * height);
-    a = carver.take(rows);
-    b = carver.take(rows);
     kq = carver.take(window * rows);
-    c = carver.take(window * rows);
+    for (int64_t h = 0; h < std::min(kBlockHeads, shape.heads / shape.key_heads); ++h)
+      heads[h] = {.v = carver.take(rows * height),
+                  .o = carver.take(window * height),
+                  .t = carver.take(window * width),
+                  .a = carver.take(rows),
+                  .b = carver.take(rows),
+                  .c = carver.take(window * rows)};
     floats = carver.used();
   }
 
+  int64_t rows;           // of ring and window together, at most
   int64_t width, height;  // padded state_dim and head_dim; zero beyond those
   float* k;               // [rows, width]
-  float *q, *t;           // [window, width]
-  float* v;               // [rows, height]
-  float* o;               // [window, height]
-  float *a, *b;           // [rows]
-  float *kq, *c;          // [window, rows]
-  int64_t floats;         // of all of them
+  float* q;               // [window, width]
+  float* kq;              // [window, rows]
+  HeadScratch heads[kBlockHeads];
+  int64_t floats;  // of all of them
 };
 
-// Tokens that recurrent_prefill takes together, and value heads of a block there.
+// Tokens that recurrent_prefill takes together.
 inline constexpr int64_t kChunk = 64;
-inline constexpr int64_t kPrefillHeads = 8;
 
 // Scratch of one thread for recurrent_prefill.
 struct PrefillScratch {
@@ -117,7 +129,7 @@ struct PrefillScratch {
     o = carver.take(kChunk * height);
     decay = carver.take(kChunk * kChunk);
     total = carver.take(kChunk);
-    state = carver.take(std::min(kPrefillHeads, shape.heads / shape.key_heads) * width * height);
+    state = carver.take(std::min(kBlockHeads, shape.heads / shape.key_heads) * width * height);
     floats = carver.used();
   }
 

@@ -292,7 +292,7 @@ int64_t recurrent_workspace_bytes(const RecurrentShape& shape, const RingConfig&
 void recurrent_prefill(const RecurrentPrefillParams& params, void* workspace, ThreadPool& pool) {
   check_recurrent(params.shape, params.batch, params.state);
   const int64_t scratch = PrefillScratch(nullptr, params.shape).floats;
-  const BlockList blocks(params.batch.sequences, params.shape, pool.size(), kPrefillHeads);
+  const BlockList blocks(params.batch.sequences, params.shape, pool.size());
   const auto kernel = HWY_DYNAMIC_DISPATCH(prefill_block);
   pool.for_ranges(blocks.count(), [&](int64_t begin, int64_t end, int thread) {
     float* memory = static_cast<float*>(workspace) + thread * scratch;

@@ -16,148 +16,63 @@
 #define HWY_TARGET_INCLUDE "ops/cpu/recurrent_step.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "ops/cpu/recurrent-inl.h"
+#include "ops/cpu/recurrent_stream-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// The rows that a block replays, oldest first: ring rows, then the window.
-struct Replay {
-  int64_t rows = 0;    // all of them
-  int64_t window = 0;  // the last ones: this step's tokens
-  int64_t stored = 0;  // the first ones: their effect goes into the checkpoint
-};
-
-// s <- the recurrence's next state for kRows rows that share k.
-template <Family kFamily, size_t kVecs, size_t kRows>
-HWY_INLINE void update_rows(float a, float b, const float* v, const float* k,
-                            const RowWidth<kVecs>& width, Row<kVecs>* s) {
-  const D d;
-  const auto decay = hn::Set(d, a);
-  V write[kRows];
-  if constexpr (kFamily == Family::kMamba2) {
-    for (size_t r = 0; r < kRows; ++r) write[r] = hn::Set(d, b * v[r]);
-    for (size_t i = 0; i < width.vecs(); ++i) {
-      const auto key = hn::Load(d, k + i * kLanes);
-      for (size_t r = 0; r < kRows; ++r)
-        s[r].v[i] = hn::MulAdd(write[r], key, hn::Mul(decay, s[r].v[i]));
-    }
-  } else {
-    for (size_t i = 0; i < width.vecs(); ++i) {
-      for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::Mul(decay, s[r].v[i]);
-    }
-    for (size_t r = 0; r < kRows; ++r) {
-      const auto known = dot(s[r], k, width);
-      write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), known));
-    }
-    for (size_t i = 0; i < width.vecs(); ++i) {
-      const auto key = hn::Load(d, k + i * kLanes);
-      for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::MulAdd(write[r], key, s[r].v[i]);
-    }
-  }
-}
-
-// Replays every row in registers, stores the state after `stored` of them, reads the outputs of the
-// window off the states: the conventional and the state_and_output routes.
-template <Family kFamily, size_t kVecs, size_t kRows, class StateT>
-HWY_INLINE void replay_rows(const Replay& replay, const StepScratch& m,
-                            const RowWidth<kVecs>& width, int64_t state_dim, StateT* state,
-                            int64_t row) {
-  Row<kVecs> s[kRows];
-  for (size_t r = 0; r < kRows; ++r) load_row(state + (row + r) * state_dim, width, s[r]);
-  const int64_t first = replay.rows - replay.window;
-  for (int64_t j = 0; j < replay.rows; ++j) {
-    update_rows<kFamily, kVecs, kRows>(m.a[j], m.b[j], m.v + j * m.height + row, m.k + j * m.width,
-                                       width, s);
-    if (j >= first) {
-      float* o = m.o + (j - first) * m.height + row;
-      for (size_t r = 0; r < kRows; ++r)
-        o[r] = hn::GetLane(dot(s[r], m.q + (j - first) * m.width, width));
-    }
-    if (j + 1 == replay.stored) {
-      for (size_t r = 0; r < kRows; ++r) store_row(s[r], width, state + (row + r) * state_dim);
-    }
-  }
-}
-
-// Folds the first `stored` rows, then adds S t to every output of the window: the output_only
-// route.
-template <Family kFamily, size_t kVecs, size_t kRows, class StateT>
-HWY_INLINE void read_rows(const Replay& replay, const StepScratch& m, const RowWidth<kVecs>& width,
-                          int64_t state_dim, StateT* state, int64_t row) {
-  Row<kVecs> s[kRows];
-  for (size_t r = 0; r < kRows; ++r) load_row(state + (row + r) * state_dim, width, s[r]);
-  if (replay.stored > 0) {
-    for (int64_t j = 0; j < replay.stored; ++j)
-      update_rows<kFamily, kVecs, kRows>(m.a[j], m.b[j], m.v + j * m.height + row,
-                                         m.k + j * m.width, width, s);
-    for (size_t r = 0; r < kRows; ++r) store_row(s[r], width, state + (row + r) * state_dim);
-  }
-  for (int64_t i = 0; i < replay.window; ++i) {
-    float* o = m.o + i * m.height + row;
-    for (size_t r = 0; r < kRows; ++r) o[r] += hn::GetLane(dot(s[r], m.t + i * m.width, width));
-  }
-}
-
-template <Family kFamily, size_t kVecs, class StateT>
-void stream_state(bool replay_all, const Replay& replay, const StepScratch& m,
-                  const RecurrentShape& shape, StateT* state) {
-  // Two rows at a time hide each other's latencies as long as both fit into the registers.
-  constexpr size_t kRows = kVecs > 0 && 2 * kVecs <= (kLanes == 16 ? 16 : 8) ? 2 : 1;
-  const RowWidth<kVecs> width(shape.state_dim);
-  const int64_t k = shape.state_dim;
-  int64_t row = 0;
-  if (replay_all) {
-    for (; row + static_cast<int64_t>(kRows) <= shape.head_dim; row += kRows)
-      replay_rows<kFamily, kVecs, kRows>(replay, m, width, k, state, row);
-    for (; row < shape.head_dim; ++row)
-      replay_rows<kFamily, kVecs, 1>(replay, m, width, k, state, row);
-  } else {
-    for (; row + static_cast<int64_t>(kRows) <= shape.head_dim; row += kRows)
-      read_rows<kFamily, kVecs, kRows>(replay, m, width, k, state, row);
-    for (; row < shape.head_dim; ++row)
-      read_rows<kFamily, kVecs, 1>(replay, m, width, k, state, row);
-  }
-}
-
-// The query of window token i walked back through the rows that are not in the checkpoint: leaves t
-// and the outputs' share of ring and window.
+// The queries of the window walked back through the rows that are not in the checkpoint: leaves t
+// and the coefficient c of every row. Heads are walked together: their chains hide each other's
+// latencies.
 template <Family kFamily>
-void walk_back(const Replay& replay, const StepScratch& m, int64_t i) {
+void walk_back(const Replay& replay, const StepScratch& m, int64_t heads) {
   const D d;
-  const int64_t rows = replay.rows;
-  float* c = m.c + i * rows;
-  float* t = m.t + i * m.width;
-  const float* q = m.q + i * m.width;
-  const int64_t last = rows - replay.window + i;
-  if constexpr (kFamily == Family::kMamba2) {
-    float decay = 1;
-    for (int64_t j = last; j >= replay.stored; --j) {
-      c[j] = m.b[j] * (decay * m.kq[i * rows + j]);
-      decay *= m.a[j];
-    }
-    for (int64_t x = 0; x < m.width; x += kLanes)
-      hn::Store(hn::Mul(hn::Set(d, decay), hn::Load(d, q + x)), d, t + x);
-  } else {
-    std::copy_n(q, m.width, t);
-    for (int64_t j = last; j >= replay.stored; --j) {
-      const float* k = m.k + j * m.width;
-      const auto cj = hn::Mul(hn::Set(d, m.b[j]), dot_memory(t, k, m.width));
-      c[j] = hn::GetLane(cj);
-      for (int64_t x = 0; x < m.width; x += kLanes) {
-        const auto rest = hn::NegMulAdd(cj, hn::Load(d, k + x), hn::Load(d, t + x));
-        hn::Store(hn::Mul(hn::Set(d, m.a[j]), rest), d, t + x);
+  for (int64_t i = 0; i < replay.window; ++i) {
+    const float* q = m.q + i * m.width;
+    const int64_t last = replay.first_of_window() + i;
+    if constexpr (kFamily == Family::kMamba2) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const HeadScratch& head = m.heads[h];
+        float decay = 1;
+        for (int64_t j = last; j >= replay.stored; --j) {
+          head.c[i * m.rows + j] = head.b[j] * (decay * m.kq[i * m.rows + j]);
+          decay *= head.a[j];
+        }
+        for (int64_t x = 0; x < m.width; x += kLanes)
+          hn::Store(hn::Mul(hn::Set(d, decay), hn::Load(d, q + x)), d, head.t + i * m.width + x);
+      }
+    } else {
+      for (int64_t h = 0; h < heads; ++h) std::copy_n(q, m.width, m.heads[h].t + i * m.width);
+      for (int64_t j = last; j >= replay.stored; --j) {
+        const float* k = m.k + j * m.width;
+        for (int64_t h = 0; h < heads; ++h) {
+          const HeadScratch& head = m.heads[h];
+          float* t = head.t + i * m.width;
+          const auto c = hn::Mul(hn::Set(d, head.b[j]), dot_memory(t, k, m.width));
+          head.c[i * m.rows + j] = hn::GetLane(c);
+          for (int64_t x = 0; x < m.width; x += kLanes) {
+            const auto rest = hn::NegMulAdd(c, hn::Load(d, k + x), hn::Load(d, t + x));
+            hn::Store(hn::Mul(hn::Set(d, head.a[j]), rest), d, t + x);
+          }
+        }
       }
     }
   }
-  float* o = m.o + i * m.height;
-  for (int64_t x = 0; x < m.height; x += kLanes) {
-    auto sum = hn::Zero(d);
-    for (int64_t j = replay.stored; j <= last; ++j)
-      sum = hn::MulAdd(hn::Set(d, c[j]), hn::Load(d, m.v + j * m.height + x), sum);
-    hn::Store(sum, d, o + x);
+}
+
+// The share of ring and window in the outputs: o = sum_j c_j v_j.
+void mix_values(const Replay& replay, const StepScratch& m, const HeadScratch& head) {
+  const D d;
+  for (int64_t i = 0; i < replay.window; ++i) {
+    const float* c = head.c + i * m.rows;
+    for (int64_t x = 0; x < m.height; x += kLanes) {
+      auto sum = hn::Zero(d);
+      for (int64_t j = replay.stored; j <= replay.first_of_window() + i; ++j)
+        sum = hn::MulAdd(hn::Set(d, c[j]), hn::Load(d, head.v + j * m.height + x), sum);
+      hn::Store(sum, d, head.o + i * m.height + x);
+    }
   }
 }
 
@@ -185,11 +100,19 @@ class StepBlock {
     if (slot_ < 0) return clear_outputs();
     if (replay_.rows == 0 || (replay_.window == 0 && replay_.stored == 0)) return;
     gather_keys();
-    for (int64_t head = block_.head_begin; head < block_.head_end; ++head) run_head(head);
-    if (keeps_ring() && block_.first_of_key_head) {
-      for (int64_t i = 0; i < replay_.window; ++i)
-        std::copy_n(window_key(p_.k, p_.k_stride, i), p_.shape.state_dim, ring_key(history() + i));
-    }
+    for (int64_t j = 0; j < replay_.rows; ++j) gather_values(j);
+    const int64_t heads = block_.head_end - block_.head_begin;
+    for (int64_t h = 0; h < heads; ++h) exponentials(replay_.rows, m_.heads[h].a);
+    dispatch_family(p_.shape.family, [&]<Family kFamily>() {
+      if (p_.route == Route::kOutputOnly) {
+        walk_back<kFamily>(replay_, m_, heads);
+        for (int64_t h = 0; h < heads; ++h) mix_values(replay_, m_, m_.heads[h]);
+        for (int64_t h = 0; h < heads; ++h) stream<kFamily, false>(h);
+      } else {
+        for (int64_t h = 0; h < heads; ++h) stream<kFamily, true>(h);
+      }
+    });
+    if (keeps_ring()) append();
   }
 
  private:
@@ -241,50 +164,54 @@ class StepBlock {
         l2_normalise(m_.width, scale, q);
       } else if (p_.route == Route::kOutputOnly) {
         for (int64_t j = replay_.stored; j <= history() + i; ++j)
-          m_.kq[i * replay_.rows + j] = hn::GetLane(dot_memory(m_.k + j * m_.width, q, m_.width));
+          m_.kq[i * m_.rows + j] = hn::GetLane(dot_memory(m_.k + j * m_.width, q, m_.width));
       }
     }
   }
 
-  void gather_head(int64_t head) {
-    const int64_t heads = p_.shape.heads, v = p_.shape.head_dim;
-    for (int64_t j = 0; j < history(); ++j) {
-      to_padded_floats(ring_value(j, head), v, m_.height, m_.v + j * m_.height);
-      m_.b[j] = p_.state.ring_b[ring_gate(j, head)];
-      m_.a[j] = p_.state.ring_g[ring_gate(j, head)];
+  // Row j of all heads of the block.
+  void gather_values(int64_t j) {
+    const int64_t v = p_.shape.head_dim;
+    const bool in_ring = j < history();
+    const int64_t token = (first_token_ + j - history()) * p_.shape.heads;
+    const int64_t gate = in_ring ? ring_gate(j, 0) : token;
+    const float* b = (in_ring ? p_.state.ring_b : p_.b) + gate;
+    const float* g = (in_ring ? p_.state.ring_g : p_.g) + gate;
+    for (int64_t head = block_.head_begin; head < block_.head_end; ++head) {
+      const HeadScratch& scratch = m_.heads[head - block_.head_begin];
+      const ActT* source = in_ring ? ring_value(j, head) : window_value(j - history(), head);
+      to_padded_floats(source, v, m_.height, scratch.v + j * m_.height);
+      scratch.b[j] = b[head];
+      scratch.a[j] = g[head];
     }
-    for (int64_t i = 0; i < replay_.window; ++i) {
-      const int64_t j = history() + i, gate = (first_token_ + i) * heads + head;
-      to_padded_floats(window_value(i, head), v, m_.height, m_.v + j * m_.height);
-      m_.b[j] = p_.b[gate];
-      m_.a[j] = p_.g[gate];
-      if (!keeps_ring()) continue;
-      std::copy_n(window_value(i, head), v, ring_value(j, head));
-      p_.state.ring_b[ring_gate(j, head)] = p_.b[gate];
-      p_.state.ring_g[ring_gate(j, head)] = p_.g[gate];
-    }
-    exponentials(replay_.rows, m_.a);
   }
 
-  void run_head(int64_t head) {
-    gather_head(head);
+  template <Family kFamily, bool kReplayAll>
+  void stream(int64_t h) {
     const auto& shape = p_.shape;
-    const bool replay_all = p_.route != Route::kOutputOnly;
-    dispatch_family(shape.family, [&]<Family kFamily>() {
-      if (!replay_all) {
-        for (int64_t i = 0; i < replay_.window; ++i) walk_back<kFamily>(replay_, m_, i);
-      }
-      dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
-        StateT* state = static_cast<StateT*>(p_.state.checkpoint) +
-                        (slot_ * shape.heads + head) * shape.head_dim * shape.state_dim;
-        dispatch_width(shape.state_dim, [&]<size_t kVecs>() {
-          stream_state<kFamily, kVecs>(replay_all, replay_, m_, shape, state);
-        });
+    const int64_t head = block_.head_begin + h;
+    dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
+      StateT* state = static_cast<StateT*>(p_.state.checkpoint) +
+                      (slot_ * shape.heads + head) * shape.head_dim * shape.state_dim;
+      dispatch_width(shape.state_dim, [&]<size_t kVecs>() {
+        stream_state<kFamily, kReplayAll, kVecs>(replay_, m_, m_.heads[h], shape, state);
       });
     });
-    for (int64_t i = 0; i < replay_.window; ++i) {
-      std::copy_n(m_.o + i * m_.height, shape.head_dim,
+    for (int64_t i = 0; i < replay_.window; ++i)
+      std::copy_n(m_.heads[h].o + i * m_.height, shape.head_dim,
                   p_.o + ((first_token_ + i) * shape.heads + head) * shape.head_dim);
+  }
+
+  // The window joins the ring as it came.
+  void append() {
+    const int64_t first = block_.head_begin, heads = block_.head_end - first;
+    for (int64_t i = 0; i < replay_.window; ++i) {
+      const int64_t j = history() + i, token = (first_token_ + i) * p_.shape.heads + first;
+      std::copy_n(window_value(i, first), heads * p_.shape.head_dim, ring_value(j, first));
+      std::copy_n(p_.b + token, heads, p_.state.ring_b + ring_gate(j, first));
+      std::copy_n(p_.g + token, heads, p_.state.ring_g + ring_gate(j, first));
+      if (block_.first_of_key_head)
+        std::copy_n(window_key(p_.k, p_.k_stride, i), p_.shape.state_dim, ring_key(j));
     }
   }
 
@@ -313,7 +240,7 @@ HWY_EXPORT(step_block);
 void recurrent_step(const RecurrentStepParams& params, void* workspace, ThreadPool& pool) {
   check_recurrent(params.shape, params.batch, params.state);
   const int64_t scratch = StepScratch(nullptr, params.shape, params.batch.ring).floats;
-  const BlockList blocks(params.batch.sequences, params.shape, pool.size(), params.shape.heads);
+  const BlockList blocks(params.batch.sequences, params.shape, pool.size());
   const auto kernel = HWY_DYNAMIC_DISPATCH(step_block);
   pool.for_ranges(blocks.count(), [&](int64_t begin, int64_t end, int thread) {
     float* memory = static_cast<float*>(workspace) + thread * scratch;
