@@ -230,6 +230,7 @@ void Checkpoint::add_file(const std::filesystem::path& path) {
 void Checkpoint::add_shards(const std::filesystem::path& index) {
   auto shard_of = read_index(index);
   std::vector<std::string> shards;
+  shards.reserve(shard_of.size());
   for (const auto& [name, shard] : shard_of) shards.push_back(shard);
   std::ranges::sort(shards);
   const auto repeated = std::ranges::unique(shards);
