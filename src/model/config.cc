@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 
 #include "core/check.h"
 #include "model/config_parser.h"
 #include "model/families/family.h"
 #include "model/json_text.h"
+#include "model/mapped_file.h"
 
 namespace replayssm {
 namespace {
@@ -113,18 +115,19 @@ ModelConfig parse_config(const ConfigText& config_text,
 }
 
 ModelConfig load_config(const std::filesystem::path& folder) {
-  if (!std::filesystem::is_directory(folder)) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
     fail(folder.string(), ": expected a model folder, got ",
-         std::filesystem::exists(folder) ? "a file" : "nothing");
+         file_exists(folder) ? "a file" : "nothing");
   }
   const std::filesystem::path config = folder / "config.json";
   const std::filesystem::path generation = folder / "generation_config.json";
   const std::filesystem::path quantisation = folder / "hf_quant_config.json";
   const std::string config_text = read_text_file(config);
-  if (std::filesystem::exists(quantisation)) {
+  if (file_exists(quantisation)) {
     fail(quantisation.string(), ": quantised checkpoints are not supported");
   }
-  if (!std::filesystem::exists(generation)) {
+  if (!file_exists(generation)) {
     return parse_config({config.string(), config_text}, std::nullopt);
   }
   const std::string generation_text = read_text_file(generation);

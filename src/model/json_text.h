@@ -27,7 +27,7 @@ using TakeMember = std::function<void(const std::string& key, nlohmann::json&& v
 
 // Parses `text`, whose root must be an object. Throws Error naming `file` for malformed text, a key
 // that occurs twice in one object, and nesting deeper than any configuration's. With `take`,
-// members of the root go there one by one instead of into the result.
+// members of the root go there one by one and the result is of no use.
 nlohmann::json parse_json_object(std::string_view text, const std::string& file,
                                  const TakeMember& take = {});
 

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "core/check.h"
 
@@ -32,6 +33,11 @@ struct Descriptor {
 };
 
 }  // namespace
+
+bool file_exists(const std::filesystem::path& path) noexcept {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path.string()) {
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};

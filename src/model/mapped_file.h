@@ -9,6 +9,9 @@
 
 namespace replayssm {
 
+// False also where it cannot be found out.
+bool file_exists(const std::filesystem::path& path) noexcept;
+
 class MappedFile : public std::enable_shared_from_this<MappedFile> {
  public:
   // Throws Error when the file is missing or cannot be mapped.

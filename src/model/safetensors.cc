@@ -165,8 +165,8 @@ std::unordered_map<std::string, std::string> read_index(const std::filesystem::p
     const std::string text = shard.is_string() ? shard.get<std::string>() : "";
     const std::filesystem::path path(text);
     if (text.empty() || path != path.filename() || path.extension() != ".safetensors") {
-      fail(file, ": weight_map: ", in_quotes(name), ": expected the name of a .safetensors file, got ",
-           describe(shard));
+      fail(file, ": weight_map: ", in_quotes(name),
+           ": expected the name of a .safetensors file, got ", describe(shard));
     }
     shard_of.emplace(name, text);
   }
@@ -205,12 +205,12 @@ std::vector<TensorEntry> parse_safetensors(std::span<const std::byte> file,
 Checkpoint::Checkpoint(const std::filesystem::path& folder) : folder_(folder.string()) {
   const std::filesystem::path single = folder / "model.safetensors";
   const std::filesystem::path index = folder / "model.safetensors.index.json";
-  if (std::filesystem::exists(index)) {
+  if (file_exists(index)) {
     add_shards(index);
-  } else if (std::filesystem::exists(single)) {
+  } else if (file_exists(single)) {
     add_file(single);
-  } else if (std::filesystem::exists(folder / "pytorch_model.bin") ||
-             std::filesystem::exists(folder / "pytorch_model.bin.index.json")) {
+  } else if (file_exists(folder / "pytorch_model.bin") ||
+             file_exists(folder / "pytorch_model.bin.index.json")) {
     fail(folder_, ": holds pytorch_model.bin only; expected model.safetensors (convert it first)");
   } else {
     fail(folder_, ": expected model.safetensors or model.safetensors.index.json, found neither");
@@ -230,17 +230,18 @@ void Checkpoint::add_file(const std::filesystem::path& path) {
 void Checkpoint::add_shards(const std::filesystem::path& index) {
   auto shard_of = read_index(index);
   std::vector<std::string> shards;
+  shards.reserve(shard_of.size());
   for (const auto& [name, shard] : shard_of) shards.push_back(shard);
   std::ranges::sort(shards);
   const auto repeated = std::ranges::unique(shards);
   shards.erase(repeated.begin(), repeated.end());
   const std::filesystem::path folder = index.parent_path();
-  if (std::filesystem::exists(folder / "model.safetensors") &&
+  if (file_exists(folder / "model.safetensors") &&
       !std::ranges::binary_search(shards, "model.safetensors")) {
     fail(index.string(), ": does not name model.safetensors, which lies beside it");
   }
   for (const std::string& shard : shards) {
-    if (!std::filesystem::exists(folder / shard)) {
+    if (!file_exists(folder / shard)) {
       fail(index.string(), ": missing shard ", in_quotes(shard));
     }
     add_file(folder / shard);

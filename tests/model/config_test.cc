@@ -348,6 +348,7 @@ TEST(Config, Folders) {
   const TempFolder folder;
   EXPECT_THAT(error_of([&] { load_config(folder / "none"); }),
               HasSubstr("expected a model folder"));
+  EXPECT_THAT(error_of([&] { load_config(std::string(5000, 'x')); }), HasSubstr("a model folder"));
   EXPECT_THAT(error_of([&] { load_config(folder.path()); }),
               HasSubstr("config.json: no such file"));
   copy_folder(repository() / "tests/golden/random/mamba2", folder);
