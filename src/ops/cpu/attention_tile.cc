@@ -136,8 +136,7 @@ void Softmax(const Work& w, int64_t count) {
       const auto seen = hn::Lt(hn::Set(d, static_cast<float>(key)), visible);
       const auto score = hn::IfThenElse(seen, hn::Load(d, p), minus_infinity);
       hn::Store(score, d, p);
-      // NaN must not be lost in the maximum.
-      max = hn::IfThenElse(hn::Or(hn::Gt(score, max), hn::IsNaN(score)), score, max);
+      max = hn::Max(score, max);
     }
     // As long as all scores are -inf there is nothing to subtract.
     const auto shift = hn::IfThenElse(hn::Eq(max, minus_infinity), hn::Zero(d), max);
