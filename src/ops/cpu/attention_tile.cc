@@ -78,10 +78,14 @@ void LoadQueries(const AttentionTile& t, const Work& w) {
 template <class T>
 void LoadChunk(const AttentionTile& t, const Work& w, int64_t first, int64_t count) {
   const auto& c = *t.cache;
+  const int32_t* block = t.blocks + first / c.block_size;
+  int64_t offset = first % c.block_size;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t block = t.blocks[(first + i) / c.block_size];
-    const int64_t row =
-        (block * c.kv_heads + t.kv_head) * c.block_size + (first + i) % c.block_size;
+    if (offset == c.block_size) {
+      ++block;
+      offset = 0;
+    }
+    const int64_t row = (*block * c.kv_heads + t.kv_head) * c.block_size + offset++;
     const T* k = static_cast<const T*>(c.k) + row * c.head_dim;
     const T* v = static_cast<const T*>(c.v) + row * c.head_dim;
     ForVectors(d, static_cast<size_t>(c.head_dim), [&](size_t j, auto n) HWY_ATTR {
@@ -136,8 +140,7 @@ void Softmax(const Work& w, int64_t count) {
       const auto seen = hn::Lt(hn::Set(d, static_cast<float>(key)), visible);
       const auto score = hn::IfThenElse(seen, hn::Load(d, p), minus_infinity);
       hn::Store(score, d, p);
-      // NaN must not be lost in the maximum.
-      max = hn::IfThenElse(hn::Or(hn::Gt(score, max), hn::IsNaN(score)), score, max);
+      max = hn::Max(score, max);
     }
     // As long as all scores are -inf there is nothing to subtract.
     const auto shift = hn::IfThenElse(hn::Eq(max, minus_infinity), hn::Zero(d), max);

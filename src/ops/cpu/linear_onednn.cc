@@ -110,7 +110,7 @@ Product& Workspace::product(const Shape& shape, const memory::desc& weights) {
   return products.emplace(shape, make_product(shape, weights, engine)).first->second;
 }
 
-// Dense copy of rows `stride` apart, zero up to `padded` rows.
+// Dense copy of rows `stride` apart, zero up to `padded` rows: leftovers may be slow subnormals.
 void gather_rows(const std::byte* from, int64_t stride, int64_t rows, int64_t row_bytes,
                  int64_t padded, std::byte* to) {
   for (int64_t i = 0; i < rows; ++i)
