@@ -1,0 +1,250 @@
+#include "model/text/bpe.h"
+
+#include <bit>
+#include <limits>
+#include <queue>
+#include <utility>
+
+#include "core/check.h"
+#include "model/text/byte_alphabet.h"
+#include "model/text/utf8.h"
+
+namespace replayssm::text {
+namespace {
+
+constexpr int32_t kNoId = -1;
+constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
+constexpr uint64_t kNoPair = ~uint64_t{0};
+constexpr size_t kShortPiece = 48;  // up to here a scan for the lowest rank beats a queue
+
+uint64_t pair_of(int32_t left, int32_t right) {
+  return uint64_t(uint32_t(left)) << 32 | uint32_t(right);
+}
+
+uint64_t scramble(uint64_t key) {
+  key *= 0x9E3779B97F4A7C15;
+  return key ^ key >> 32;
+}
+
+// The two halves of a merge, from "a b" or ["a", "b"].
+std::pair<std::string_view, std::string_view> halves(const JsonField& merges, size_t index) {
+  const nlohmann::json& merge = merges.value()[index];
+  if (merge.is_string()) {
+    const std::string_view text = merge.get_ref<const std::string&>();
+    const size_t space = text.find(' ');
+    if (space != std::string_view::npos && text.find(' ', space + 1) == std::string_view::npos) {
+      return {text.substr(0, space), text.substr(space + 1)};
+    }
+  } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
+             merge[1].is_string()) {
+    return {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
+  }
+  merges[index].reject("expected a merge, \"a b\" or [\"a\", \"b\"]");
+}
+
+}  // namespace
+
+Bpe::Bpe(const JsonField& model) {
+  if (model.has("type") && model["type"].as_string() != "BPE") {
+    model["type"].reject(
+        concat("expected \"BPE\", got the unsupported \"", model["type"].as_string(), "\""));
+  }
+  for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (model.has(affix) && !model[affix].as_string().empty()) {
+      model[affix].reject("unsupported for a byte-level tokenizer");
+    }
+  }
+  if (model.has("dropout") && model["dropout"].value() != 0) {
+    model["dropout"].reject("unsupported: encoding would be random");
+  }
+  read_vocabulary(model["vocab"]);
+  read_merges(model["merges"]);
+  read_unknown(model);
+  if (model.flag("ignore_merges", false)) {
+    for (const auto& [token, id] : vocabulary_) {
+      if (std::optional<std::string> bytes = spelled_bytes(token)) {
+        by_bytes_.emplace(*std::move(bytes), id);
+      }
+    }
+  }
+}
+
+void Bpe::read_vocabulary(const JsonField& field) {
+  if (!field.value().is_object() || field.value().empty()) {
+    field.reject("expected an object of tokens and ids");
+  }
+  vocabulary_.reserve(field.value().size());
+  std::unordered_map<int32_t, std::string_view> seen;
+  seen.reserve(field.value().size());
+  for (const auto& [token, value] : field.value().items()) {
+    const int32_t id = JsonField(value, field.path()).as_id();
+    const auto [other, added] = seen.emplace(id, token);
+    if (!added)
+      field.reject(concat("\"", other->second, "\" and \"", token, "\" have the id ", id));
+    vocabulary_.emplace(token, id);
+  }
+}
+
+void Bpe::read_merges(const JsonField& field) {
+  const size_t count = field.size();
+  merges_.resize(std::bit_ceil(2 * count + 2), {kNoPair, {}});
+  const auto id_of = [&](std::string_view token, size_t index) {
+    const auto found = vocabulary_.find(token);
+    if (found == vocabulary_.end()) {
+      field[index].reject(concat("\"", token, "\" is not in the vocabulary"));
+    }
+    return found->second;
+  };
+  std::string merged;
+  size_t comments = 0;
+  for (size_t index = 0; index < count; ++index) {
+    const nlohmann::json& value = field.value()[index];
+    if (value.is_string() && value.get_ref<const std::string&>().starts_with("#version")) {
+      ++comments;
+      continue;
+    }
+    const auto [left, right] = halves(field, index);
+    merged.assign(left).append(right);
+    insert(pair_of(id_of(left, index), id_of(right, index)),
+           {static_cast<int32_t>(index - comments), id_of(merged, index)});
+  }
+}
+
+void Bpe::read_unknown(const JsonField& model) {
+  if (model.has("unk_token")) {
+    const auto found = vocabulary_.find(model["unk_token"].as_string());
+    if (found == vocabulary_.end()) model["unk_token"].reject("is not in the vocabulary");
+    unknown_id_ = found->second;
+  }
+  fuse_unknown_ = model.flag("fuse_unk", false);
+
+  const std::array<char32_t, 256> alphabet = byte_alphabet();
+  bool complete = true;
+  for (int byte = 0; byte < 256; ++byte) {
+    std::string character;
+    append_utf8(character, alphabet[byte]);
+    const auto found = vocabulary_.find(character);
+    byte_ids_[byte] = found == vocabulary_.end() ? kNoId : found->second;
+    complete = complete && byte_ids_[byte] != kNoId;
+  }
+  if (!complete && model.flag("byte_fallback", false)) {
+    model["byte_fallback"].reject("unsupported for a vocabulary that lacks single bytes");
+  }
+}
+
+void Bpe::insert(uint64_t pair, Merge merge) {
+  const size_t mask = merges_.size() - 1;
+  size_t slot = scramble(pair) & mask;
+  while (merges_[slot].pair != kNoPair && merges_[slot].pair != pair) slot = (slot + 1) & mask;
+  merges_[slot] = {pair, merge};  // of two equal pairs the later counts
+}
+
+const Bpe::Merge* Bpe::find(int32_t left, int32_t right) const {
+  const uint64_t pair = pair_of(left, right);
+  const size_t mask = merges_.size() - 1;
+  for (size_t slot = scramble(pair) & mask; merges_[slot].pair != kNoPair;
+       slot = (slot + 1) & mask) {
+    if (merges_[slot].pair == pair) return &merges_[slot].merge;
+  }
+  return nullptr;
+}
+
+void Bpe::encode(std::string_view piece, std::vector<int32_t>& ids) const {
+  if (!by_bytes_.empty()) {
+    const auto whole = by_bytes_.find(piece);
+    if (whole != by_bytes_.end()) {
+      ids.push_back(whole->second);
+      return;
+    }
+  }
+  std::vector<int32_t> symbols;
+  split_into_symbols(piece, symbols);
+  if (symbols.size() <= kShortPiece) {
+    merge_short(symbols);
+  } else {
+    merge_long(symbols);
+  }
+  ids.insert(ids.end(), symbols.begin(), symbols.end());
+}
+
+// Bytes without a token are the unknown token, or nothing when there is none.
+void Bpe::split_into_symbols(std::string_view piece, std::vector<int32_t>& symbols) const {
+  symbols.reserve(piece.size());
+  bool after_unknown = false;
+  for (char c : piece) {
+    const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
+    if (id != kNoId) {
+      symbols.push_back(id);
+    } else if (unknown_id_ && !(fuse_unknown_ && after_unknown)) {
+      symbols.push_back(*unknown_id_);
+    }
+    after_unknown = id == kNoId;
+  }
+}
+
+void Bpe::merge_short(std::vector<int32_t>& symbols) const {
+  Merge next[kShortPiece];  // the merge of symbols i and i + 1
+  const auto look_up = [&](size_t i) {
+    const Merge* merge = find(symbols[i], symbols[i + 1]);
+    next[i] = merge != nullptr ? *merge : Merge{kNoRank, kNoId};
+  };
+  for (size_t i = 0; i + 1 < symbols.size(); ++i) look_up(i);
+
+  while (symbols.size() > 1) {
+    const size_t pairs = symbols.size() - 1;
+    size_t best = 0;
+    for (size_t i = 1; i < pairs; ++i) {
+      if (next[i].rank < next[best].rank) best = i;
+    }
+    if (next[best].rank == kNoRank) return;
+    symbols[best] = next[best].id;
+    symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    for (size_t i = best + 1; i + 1 < pairs; ++i) next[i] = next[i + 1];
+    if (best > 0) look_up(best - 1);
+    if (best + 1 < symbols.size()) look_up(best);
+  }
+}
+
+void Bpe::merge_long(std::vector<int32_t>& symbols) const {
+  struct Candidate {
+    int32_t rank;
+    int32_t id;
+    size_t at;
+    size_t right;  // where the right half stood when this was queued
+    int32_t left_id, right_id;
+    bool operator>(const Candidate& other) const {
+      return std::pair(rank, at) > std::pair(other.rank, other.at);
+    }
+  };
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
+  const size_t end = symbols.size();
+  std::vector<size_t> before(end), after(end);
+  for (size_t i = 0; i < end; ++i) {
+    before[i] = i == 0 ? end : i - 1;
+    after[i] = i + 1;
+  }
+  const auto enqueue = [&](size_t left, size_t right) {
+    if (left == end || right == end) return;
+    if (const Merge* merge = find(symbols[left], symbols[right])) {
+      queue.push({merge->rank, merge->id, left, right, symbols[left], symbols[right]});
+    }
+  };
+  for (size_t i = 0; i + 1 < end; ++i) enqueue(i, i + 1);
+
+  while (!queue.empty()) {
+    const Candidate top = queue.top();
+    queue.pop();
+    const bool stale = symbols[top.at] != top.left_id || after[top.at] != top.right ||
+                       symbols[top.right] != top.right_id;
+    if (stale) continue;
+    symbols[top.at] = top.id;
+    symbols[top.right] = kNoId;
+    after[top.at] = after[top.right];
+    if (after[top.at] != end) before[after[top.at]] = top.at;
+    enqueue(before[top.at], top.at);
+    enqueue(top.at, after[top.at]);
+  }
+  std::erase(symbols, kNoId);
+}
+
+}  // namespace replayssm::text
