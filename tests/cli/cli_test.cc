@@ -1,45 +1,22 @@
 // The program as users meet it: arguments that are wrong end in one line and exit status 1.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
+#include "cli/program.h"
+
 namespace {
 
+using replayssm::testing::Result;
+using replayssm::testing::run;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-struct Result {
-  int status = -1;
-  std::string output;  // standard output and standard error
-};
-
-std::string quoted(const std::string& text) {
-  std::string result = "'";
-  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
-Result run(const std::vector<std::string>& arguments) {
-  std::string command = quoted(REPLAYSSM_PROGRAM);
-  for (const std::string& argument : arguments) command += " " + quoted(argument);
-  std::FILE* const pipe = popen((command + " 2>&1 </dev/null").c_str(), "r");
-  if (!pipe) return {};
-  Result result;
-  std::array<char, 4096> piece;
-  while (const size_t count = std::fread(piece.data(), 1, piece.size(), pipe)) {
-    result.output.append(piece.data(), count);
-  }
-  const int status = pclose(pipe);
-  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return result;
-}
 
 struct Case {
   std::vector<std::string> arguments;
@@ -179,6 +156,51 @@ TEST(Prompt, FileMustBeReadable) {
                 "--prompt-file /no/such/file: No such file or directory"});
   expect_error({{"generate", "tiny-qwen3.5", "--prompt-file", "/tmp"},
                 "--prompt-file /tmp: Is a directory"});
+}
+
+// What only a loaded model can tell.
+TEST(Context, IsTheLimitOfEveryCommand) {
+  std::string words;
+  for (int i = 0; i < 5000; ++i) words += " return";
+  const std::string text = REPLAYSSM_SOURCE_DIR "/models/eval.txt";
+  for (const Case& c : std::vector<Case>{
+           {{"generate", "tiny-qwen3.5", "--prompt", words}, "expected at most 4095"},
+           {{"generate", "tiny-qwen3.5", "--prompt", ""}, "prompt: expected at least one token"},
+           generate({"--max-model-len", "5000"}, "max_model_len: expected at most 4096"),
+           generate({"--max-num-seqs", "8", "--max-num-batched-tokens", "4"},
+                    "max_num_batched_tokens: expected at least max_num_seqs = 8, got 4"),
+           generate({"--stop", ""}, "stop: expected a text"),
+           {{"logits", "tiny-qwen3.5", "--ids", "1,4096"},
+            "expected an id from 0 to 4095, got 4096"},
+           {{"bench", "decode", "tiny-qwen3.5", "--num-steps", "5000"},
+            "expected at most 4096 tokens"},
+           {{"bench", "accuracy", "tiny-qwen3.5", "--text", text, "--window", "5000"},
+            "--window: expected at most 4096"}}) {
+    expect_error(c);
+  }
+}
+
+TEST(Model, MustBeWhole) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(::testing::TempDir()) / "replayssm_cli_test_model";
+  const fs::path source = fs::path(REPLAYSSM_SOURCE_DIR) / "models/tiny-qwen3.5";
+  for (const std::string file : {"config.json", "tokenizer.json", "model.safetensors"}) {
+    fs::remove_all(folder);
+    fs::create_directory(folder);
+    for (const auto& entry : fs::directory_iterator(source)) {
+      if (entry.path().filename() != file) fs::copy(entry.path(), folder);
+    }
+    expect_error({{"generate", folder, "--prompt", "x"}, file});  // missing
+    std::ofstream(folder / file) << "{";
+    expect_error({{"generate", folder, "--prompt", "x"}, file});  // malformed
+  }
+  fs::remove_all(folder);
+}
+
+TEST(Output, MustBeWritable) {
+  const Result result = run({"generate", "tiny-qwen3.5", "--prompt", "x"}, "2>&1 >/dev/full");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_EQ(result.output, "replayssm: error: standard output: No space left on device\n");
 }
 
 TEST(Help, IsThereForEveryCommand) {

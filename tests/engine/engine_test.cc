@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <tuple>
 
 #include "core/check.h"
 #include "engine/fake_model.h"
+#include "engine/philox.h"
 
 namespace replayssm {
 namespace {
@@ -107,6 +109,42 @@ INSTANTIATE_TEST_SUITE_P(Settings, EngineTokens,
                                            Setting{Route::kStateAndOutput, 64, 9, 9, 0},
                                            Setting{Route::kConventional, 16, 4, 512, 5},
                                            Setting{Route::kConventional, 3, 4, 5, 0}));
+
+// Requests come and go at random, with pools of random sizes.
+TEST(Engine, KeepsRequestsApartUnderRandomTraffic) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    int64_t drawn = 0;
+    const auto random = [&](int64_t low, int64_t high) {
+      return low +
+             static_cast<int64_t>(uniform(seed, drawn++) * static_cast<double>(high - low + 1));
+    };
+    FakeModel model;
+    EngineOptions options{.route = static_cast<Route>(random(0, 2))};
+    options.ring.buffer_len = static_cast<int32_t>(random(1, 20));
+    options.max_num_seqs = random(1, 6);
+    options.max_num_batched_tokens = options.max_num_seqs + random(0, 40);
+    options.kv_blocks = random(4, 10);
+    Engine engine(model, nullptr, options);
+    std::map<int64_t, Request> requests;
+    Outputs outputs;
+    for (int step = 0; step < 150 || !engine.idle(); ++step) {
+      if (step < 150 && random(0, 5) == 0) {
+        const Request request = request_of(step, random(1, 60), random(1, 68), random(0, 1));
+        requests[engine.add(request)] = request;
+      }
+      if (!requests.empty() && random(0, 40) == 0) {
+        const auto cancelled = std::next(requests.begin(), random(0, std::ssize(requests) - 1));
+        engine.cancel(cancelled->first);
+        requests.erase(cancelled);
+      }
+      for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
+    }
+    for (const auto& [id, request] : requests) {
+      ASSERT_EQ(outputs[id], expected_output(request)) << "seed " << seed << " request " << id;
+    }
+    expect_all_returned(engine);
+  }
+}
 
 TEST(Engine, ServesModelsWithoutAttention) {
   FakeModel model(64, 256, false);
