@@ -25,6 +25,9 @@ namespace replayssm {
 // Largest state_dim that the ops accept.
 inline constexpr int64_t kMaxStateDim = 1024;
 
+// Added to the sum of squares when k and q are L2-normalised.
+inline constexpr float kL2NormEps = 1e-6f;
+
 // How a pool's rings are built and when they flush.
 struct RingConfig {
   int32_t buffer_len = 16;  // most history rows a ring holds, >= 1

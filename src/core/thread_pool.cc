@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "core/check.h"
@@ -41,10 +42,19 @@ int available_cores() {
 ThreadPool::ThreadPool(int threads) {
   REPLAYSSM_CHECK(threads >= 0, "threads=", threads);
   if (threads == 0) threads = available_cores();
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  locals_.resize(static_cast<size_t>(threads));
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    const size_t started = workers_.size() + 1;
+    stop();
+    fail("threads: the system refused ", threads, " threads after ", started, ": ", error.what());
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stopping_ = true;
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
@@ -52,6 +62,8 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run_region(Region region, void* fn) {
+  REPLAYSSM_CHECK(!running_.exchange(true, std::memory_order_acquire),
+                  "a region of this pool is running already");
   region_ = region;
   fn_ = fn;
   const auto workers = static_cast<uint32_t>(workers_.size());
@@ -63,7 +75,10 @@ void ThreadPool::run_region(Region region, void* fn) {
   call(0);
   for (uint32_t left; (left = pending_.load(std::memory_order_acquire)) != 0;)
     wait_for_change(pending_, left);
-  if (failed_.exchange(false)) std::rethrow_exception(std::exchange(error_, nullptr));
+  std::exception_ptr error;
+  if (failed_.exchange(false)) error = std::exchange(error_, nullptr);
+  running_.store(false, std::memory_order_release);
+  if (error) std::rethrow_exception(error);
 }
 
 void ThreadPool::work(int thread) {

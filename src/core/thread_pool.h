@@ -8,15 +8,18 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <thread>
 #include <type_traits>
+#include <typeindex>
+#include <utility>
 #include <vector>
 
 namespace replayssm {
 
 class ThreadPool {
  public:
-  // `threads` counts the caller; 0 = one per available core.
+  // `threads` counts the caller; 0 = one per available core. Throws Error if the system refuses.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -25,13 +28,24 @@ class ThreadPool {
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls fn(thread) once on every thread, thread in [0, size()), and waits for all of them. The
-  // first exception is rethrown. One region at a time: neither reentrant nor callable from two
-  // threads.
+  // first exception is rethrown. One region at a time: a second one, from inside or from another
+  // thread, throws Error.
   template <class Fn>
   void run(Fn&& fn) {
     using F = std::remove_reference_t<Fn>;
     run_region([](void* f, int thread) { (*static_cast<F*>(f))(thread); },
                const_cast<void*>(static_cast<const void*>(&fn)));
+  }
+
+  // The object of type T that belongs to `thread`: scratch memory, caches. Made on first use, lives
+  // as long as the pool; inside a region only for the thread that asks.
+  template <class T>
+  T& local(int thread) {
+    auto& objects = locals_[static_cast<size_t>(thread)].objects;
+    for (auto& [type, object] : objects)
+      if (type == typeid(T)) return *static_cast<T*>(object.get());
+    objects.emplace_back(typeid(T), std::make_shared<T>());
+    return *static_cast<T*>(objects.back().second.get());
   }
 
   // Splits [0, count) into one contiguous range per thread and calls fn(begin, end, thread) for
@@ -52,15 +66,21 @@ class ThreadPool {
 
  private:
   using Region = void (*)(void* fn, int thread);
+  struct alignas(64) Locals {
+    std::vector<std::pair<std::type_index, std::shared_ptr<void>>> objects;
+  };
 
+  void stop();
   void run_region(Region region, void* fn);
   void work(int thread);
   void call(int thread) noexcept;
 
   std::vector<std::thread> workers_;
+  std::vector<Locals> locals_;
   Region region_ = nullptr;
   void* fn_ = nullptr;
   std::exception_ptr error_;
+  std::atomic<bool> running_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> stopping_{false};
   alignas(64) std::atomic<uint32_t> generation_{0};

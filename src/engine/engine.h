@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,11 +16,12 @@ namespace replayssm {
 
 struct EngineOptions {
   Route route = Route::kOutputOnly;
-  RingConfig ring;
+  RingConfig ring{};
   DType state_dtype = DType::kFloat32;
   int64_t max_num_seqs = 8;              // sequences decoded together
   int64_t max_num_batched_tokens = 512;  // tokens of one step; long prompts are cut into chunks
   int64_t max_model_len = 0;             // prompt + output; 0 = the model's own limit
+  int64_t kv_blocks = 0;  // of KvPool::kBlockSize tokens; 0 = all sequences can be full
 };
 
 struct Request {
@@ -38,9 +38,17 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength };
 // What a step produced for one request.
 struct RequestOutput {
   int64_t request = 0;
-  SampledToken token;
-  std::string text;  // newly final text; never half a character, never part of a stop string
+  SampledToken token{};
+  std::string text{};  // newly final text; never half a character, never part of a stop string
   FinishReason finish = FinishReason::kNone;
+};
+
+// Sums since the engine was made.
+struct EngineStats {
+  int64_t steps = 0;
+  int64_t prefill_tokens = 0;  // computed again after a preemption: counted again
+  int64_t decode_tokens = 0;
+  int64_t preemptions = 0;
 };
 
 class Engine {
@@ -54,10 +62,13 @@ class Engine {
   void cancel(int64_t request);  // unknown or finished ids are ignored
   bool idle() const;
 
-  // Runs one forward pass over whatever can run, and returns the tokens it made.
+  // Runs one forward pass over whatever can run, and returns the tokens it made. When the forward
+  // pass throws, every request is as before the step; when a request's logits are no numbers, the
+  // step throws Error, that request is gone and the others are as before.
   std::vector<RequestOutput> step();
 
   int64_t max_model_len() const;
+  const EngineStats& stats() const;
   const SlotPool& slots() const;
   const KvPool& kv() const;
 

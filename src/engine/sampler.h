@@ -26,14 +26,22 @@ void validate(const SamplingParams& params);
 struct SampledToken {
   int32_t id = 0;
   float logprob = 0;  // of the unmodified distribution; with logprobs >= 0
-  std::vector<std::pair<int32_t, float>> top_logprobs;
+  std::vector<std::pair<int32_t, float>> top_logprobs{};
 };
 
 // Draws the token at `position` (tokens before it in the sequence). Random numbers depend on seed
 // and position alone, so the text does not depend on batch or slot. `prompt` and `output` are what
-// the penalties look at. Ties go to the lower id. A row of NaN is an Error.
+// the penalties look at. Ties go to the lower id. A row without a finite maximum, or with a NaN, is
+// an Error.
+//
+// In this order: penalties change the logits; temperature divides them; top-k keeps the k largest;
+// top-p the smallest set of the likeliest whose probability, among those left, reaches top_p; min-p
+// those at least min_p times as likely as the likeliest. One token is drawn from the rest.
 SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
                     int64_t position);
+
+// Natural logarithm of the sum of exponentials. Throws like sample().
+double log_sum_exp(std::span<const float> logits);
 
 }  // namespace replayssm

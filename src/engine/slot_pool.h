@@ -38,8 +38,9 @@ class SlotPool {
   std::vector<void*> conv_inputs_;
   Array<Cursor> cursors_;
   std::vector<int32_t> free_;
-  // ... the memory behind the views
-  std::vector<Buffer> memory_;
+  std::vector<bool> taken_;
+  std::vector<Buffer> memory_;       // behind the views
+  std::vector<int64_t> slot_bytes_;  // of one slot in each of them
   int64_t bytes_ = 0;
 };
 

@@ -70,14 +70,15 @@ struct MoeConfig {
 
 struct ModelConfig {
   std::string model_type;
-  int64_t vocab_size = 0, hidden_size = 0, max_positions = 0;
+  int64_t vocab_size = 0, hidden_size = 0;
+  int64_t max_positions = 0;  // 0 = the file names none
   int64_t conv_kernel = 4;
   int64_t intermediate = 0;  // of dense channel mixes
   MlpActivation activation = MlpActivation::kSwiGlu;
   bool mlp_bias = false;
   float norm_eps = 0;
   bool tied_embeddings = false;
-  int64_t mtp_layers = 0;
+  int64_t mtp_layers = 0;  // announced; ModelWeights::mtp holds those that the files have
   DType state_dtype = DType::kFloat32;  // what the files recommend for the recurrent state
   std::vector<int32_t> eos_ids;         // union of config.json and generation_config.json
   int32_t bos_id = -1;                  // -1 = none

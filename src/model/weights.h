@@ -85,7 +85,7 @@ struct ModelWeights {
   Tensor final_norm;  // [hidden]
   Tensor lm_head;     // [vocab, hidden]; absent when tied to the embedding
   std::vector<LayerWeights> layers;
-  std::vector<MtpWeights> mtp;
+  std::vector<MtpWeights> mtp;       // as many as the files hold: re-saved checkpoints drop them
   std::vector<std::string> skipped;  // tensors of the files that text generation does not use
 };
 

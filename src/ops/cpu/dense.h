@@ -60,7 +60,7 @@ void convert_rows(const float* x, int64_t x_stride, int64_t rows, int64_t dim, v
 
 // Rotary embedding in the half-split (NeoX) form on the first `rotary_dim` of `dim` values of every
 // head, in place. x: [rows, heads, dim], rows row_stride apart; position: [rows];
-// inverse_frequency: [rotary_dim / 2].
+// inverse_frequency: [rotary_dim / 2]. Angles are fp32 products, as in published implementations.
 void rotary(float* x, int64_t row_stride, const int64_t* position, const float* inverse_frequency,
             int64_t rows, int64_t heads, int64_t dim, int64_t rotary_dim, ThreadPool& pool);
 

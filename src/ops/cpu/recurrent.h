@@ -33,7 +33,7 @@ struct Mamba2GateParams {
   float* b = nullptr;
   float* g = nullptr;
 };
-void mamba2_gates(const Mamba2GateParams& params);
+void mamba2_gates(const Mamba2GateParams& params, ThreadPool& pool);
 
 // Gated Delta: b = sigmoid(beta), g = a * softplus(alpha + dt_bias) with a = -exp(A_log).
 // beta, alpha: [tokens, heads], tokens `stride` apart.
@@ -48,7 +48,7 @@ struct DeltaGateParams {
   float* b = nullptr;
   float* g = nullptr;
 };
-void delta_gates(const DeltaGateParams& params);
+void delta_gates(const DeltaGateParams& params, ThreadPool& pool);
 
 // o[t, h, :] += d[h] * x[t, h, :]; x in the activation dtype, tokens x_stride apart.
 void add_skip(const void* x, DType dtype, int64_t x_stride, const float* d, int64_t tokens,

@@ -1,0 +1,17 @@
+# Options of every host translation unit. nvcc gets its own in cuda.cmake.
+
+# States are compared bit for bit: the compiler must not contract a * b + c where it likes.
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-ffp-contract=off>")
+
+if(REPLAYSSM_SANITIZE)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${REPLAYSSM_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=undefined>")
+  add_link_options(-fsanitize=${REPLAYSSM_SANITIZE})
+endif()
+
+# Coverage feedback in everything that a fuzz target links; the targets add -fsanitize=fuzzer.
+if(REPLAYSSM_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    message(FATAL_ERROR "REPLAYSSM_FUZZ needs clang (preset fuzz), not ${CMAKE_CXX_COMPILER_ID}")
+  endif()
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=fuzzer-no-link>")
+endif()

@@ -1,0 +1,297 @@
+#include "cli/bench_decode.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cli/decode_report.h"
+#include "cli/progress.h"
+#include "cli/rows.h"
+#include "cli/setup.h"
+#include "core/check.h"
+#include "engine/philox.h"
+#include "engine/sampler.h"
+
+namespace replayssm::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds(Clock::duration time) {
+  return std::chrono::duration<double, std::milli>(time).count();
+}
+
+double median(std::vector<double> values) {
+  REPLAYSSM_CHECK(!values.empty(), "no values");
+  std::ranges::sort(values);
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// The steps as they are run: everything in whole flush cycles.
+struct Plan {
+  int64_t block, warmup, steps;
+
+  explicit Plan(const DecodeOptions& options) {
+    constexpr int64_t kShortestBlock = 16;  // steps; shorter ones would measure the change of route
+    const int64_t cycle = options.state.buffer_len;
+    block = round_up(kShortestBlock, cycle);
+    warmup = round_up(std::max<int64_t>(options.warmup_steps, 1), cycle);
+    steps = round_up(options.num_steps, block);
+  }
+};
+
+// One block of steps, per step.
+struct Block {
+  double ms = 0, sample_ms = 0;
+  StageTimes stages;
+};
+
+// The rows of one route: every row its own greedy text.
+class RouteRun {
+ public:
+  RouteRun(Model& model, Route route, const DecodeOptions& options, int64_t context)
+      : model_(model),
+        route_(route),
+        options_(options),
+        rows_(model, {.route = route,
+                      .buffer_len = options.state.buffer_len,
+                      .state_dtype = state_dtype(options.state, model.config()),
+                      .rows = options.batch_size,
+                      .context = context}) {}
+
+  void prefill(const std::vector<int32_t>& prompts);
+  Block run(int64_t steps);
+  void record(const Block& block) { blocks_.push_back(block); }
+  RouteResult result(const StateTraffic& traffic) const;
+
+ private:
+  void choose(std::span<const float> logits, size_t first);
+  void stagger();
+
+  Model& model_;
+  Route route_;
+  const DecodeOptions& options_;
+  Rows rows_;
+  std::vector<int32_t> next_;  // of each row
+  std::vector<Block> blocks_;
+};
+
+// The next token of row first + i is the likeliest of logits row i.
+void RouteRun::choose(std::span<const float> logits, size_t first) {
+  const auto vocab = static_cast<size_t>(model_.config().vocab_size);
+  for (size_t i = 0; i * vocab < logits.size(); ++i) {
+    next_[first + i] = sample(logits.subspan(i * vocab, vocab), {}, {}, {}, 0).id;
+  }
+}
+
+// Spreads the rows' flushes evenly over a cycle.
+void RouteRun::stagger() {
+  const int64_t cycle = options_.state.buffer_len;
+  const int64_t spread = std::min(cycle, options_.batch_size);
+  for (int64_t row = 0; row < options_.batch_size; ++row) {
+    rows_.cursor(row).ring_limit = static_cast<int32_t>(1 + row * cycle / spread % cycle);
+  }
+}
+
+// `prompts`: [batch, prompt_len]. As many rows together as fit a pass, or one row in pieces.
+void RouteRun::prefill(const std::vector<int32_t>& prompts) {
+  rows_.reset();
+  next_.resize(options_.batch_size);
+  const int64_t length = options_.prompt_len;
+  const int64_t together = std::max<int64_t>(1, options_.limits.batched_tokens() / length);
+  const int64_t piece = std::min(length, options_.limits.batched_tokens());
+  for (int64_t first = 0; first < options_.batch_size; first += together) {
+    const int64_t count = std::min(together, options_.batch_size - first);
+    for (int64_t begin = 0; begin < length; begin += piece) {
+      const int64_t tokens = std::min(piece, length - begin);
+      std::vector<RowTokens> windows;
+      std::vector<int32_t> wanted;
+      for (int64_t row = first; row < first + count; ++row) {
+        windows.push_back({row, std::span(prompts).subspan(row * length + begin, tokens)});
+        wanted.push_back(static_cast<int32_t>((row - first + 1) * tokens - 1));
+      }
+      if (begin + tokens < length) wanted.clear();
+      choose(rows_.prefill(windows, wanted), static_cast<size_t>(first));
+    }
+  }
+  stagger();
+}
+
+Block RouteRun::run(int64_t steps) {
+  Clock::duration sampling{};
+  model_.stage_times() = {};
+  const auto start = Clock::now();
+  for (int64_t step = 0; step < steps; ++step) {
+    const auto logits = rows_.decode(next_);
+    const auto computed = Clock::now();
+    choose(logits, 0);
+    sampling += Clock::now() - computed;
+  }
+  const auto count = static_cast<double>(steps);
+  const StageTimes& s = model_.stage_times();
+  const double to_ms = 1e3 / count;
+  return {.ms = milliseconds(Clock::now() - start) / count,
+          .sample_ms = milliseconds(sampling) / count,
+          .stages = {.embed = s.embed * to_ms,
+                     .norm = s.norm * to_ms,
+                     .matmul = s.matmul * to_ms,
+                     .conv = s.conv * to_ms,
+                     .ssm = s.ssm * to_ms,
+                     .attention = s.attention * to_ms,
+                     .other = s.other * to_ms}};
+}
+
+RouteResult RouteRun::result(const StateTraffic& traffic) const {
+  const auto median_of = [&](auto value) {
+    std::vector<double> values;
+    for (const Block& block : blocks_) values.push_back(value(block));
+    return median(std::move(values));
+  };
+  const auto stage = [&](double StageTimes::* member) {
+    return median_of([&](const Block& block) { return block.stages.*member; });
+  };
+  return {.route = route_,
+          .ms_per_step = median_of([](const Block& block) { return block.ms; }),
+          .stages = {.embed = stage(&StageTimes::embed),
+                     .norm = stage(&StageTimes::norm),
+                     .matmul = stage(&StageTimes::matmul),
+                     .conv = stage(&StageTimes::conv),
+                     .ssm = stage(&StageTimes::ssm),
+                     .attention = stage(&StageTimes::attention),
+                     .other = stage(&StageTimes::other)},
+          .sample_ms = median_of([](const Block& block) { return block.sample_ms; }),
+          .traffic = traffic};
+}
+
+std::vector<int32_t> random_prompts(const DecodeOptions& options, int64_t vocab) {
+  std::vector<int32_t> ids(options.batch_size * options.prompt_len);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const double random = uniform(options.seed, static_cast<int64_t>(i));
+    ids[i] = static_cast<int32_t>(random * static_cast<double>(vocab));
+  }
+  return ids;
+}
+
+// Of all rows and layers.
+StateTraffic step_traffic(const DecodeOptions& options, const Model& model, Route route) {
+  const ModelConfig& config = model.config();
+  const auto layers = config.count(Mixer::kMamba2) + config.count(Mixer::kGatedDelta);
+  const auto times = static_cast<double>(layers * options.batch_size);
+  const StateTraffic one =
+      state_traffic(recurrent_shape(config), route, options.state.buffer_len,
+                    state_dtype(options.state, config), model.activation_dtype());
+  return {one.read_only * times, one.read_modify_write * times, one.ring * times};
+}
+
+class Bench {
+ public:
+  Bench(const DecodeOptions& options, const LoadedModel& loaded);
+  void run();
+  DecodeReport report() const;
+
+ private:
+  void measure_bandwidth();
+
+  const DecodeOptions& options_;
+  Plan plan_;
+  Model& model_;
+  int64_t checkpoint_bytes_;
+  BandwidthProbe probe_;
+  std::vector<std::unique_ptr<RouteRun>> routes_;
+  std::vector<double> read_, read_modify_write_;
+};
+
+constexpr std::array kRoutes = {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly};
+constexpr int64_t kLeastProbeBytes = int64_t{256} << 20;  // beyond any cache
+
+int64_t all_checkpoint_bytes(const DecodeOptions& options, const Model& model) {
+  return static_cast<int64_t>(step_traffic(options, model, Route::kConventional).read_modify_write /
+                              2);
+}
+
+Bench::Bench(const DecodeOptions& options, const LoadedModel& loaded)
+    : options_(options),
+      plan_(options),
+      model_(*loaded.model),
+      checkpoint_bytes_(all_checkpoint_bytes(options, model_)),
+      probe_(std::max(checkpoint_bytes_, kLeastProbeBytes), *loaded.threads) {
+  const int64_t context = options.prompt_len + plan_.warmup + plan_.steps;
+  const int64_t limit = model_.config().max_positions;
+  if (limit > 0 && context > limit) {
+    fail("--prompt-len, --warmup-steps and --num-steps: expected at most ", limit,
+         " tokens in all, the model's limit, got ", context);
+  }
+  for (const Route route : kRoutes) {
+    routes_.push_back(std::make_unique<RouteRun>(model_, route, options, context));
+  }
+}
+
+void Bench::measure_bandwidth() {
+  constexpr int kPasses = 5;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const Bandwidth bandwidth = probe_.sample();
+    read_.push_back(bandwidth.read);
+    read_modify_write_.push_back(bandwidth.read_modify_write);
+  }
+}
+
+void Bench::run() {
+  const std::vector<int32_t> prompts = random_prompts(options_, model_.config().vocab_size);
+  const int64_t blocks = plan_.steps / plan_.block;
+  Progress progress("decoding");
+  for (int64_t repeat = 0; repeat < options_.repeats; ++repeat) {
+    measure_bandwidth();
+    for (auto& route : routes_) {
+      route->prefill(prompts);
+      route->run(plan_.warmup);
+    }
+    for (int64_t block = 0; block < blocks; ++block) {
+      for (size_t i = 0; i < routes_.size(); ++i) {  // another route begins each time
+        RouteRun& route = *routes_[(i + block) % routes_.size()];
+        route.record(route.run(plan_.block));
+      }
+      progress.update(repeat * blocks + block + 1, options_.repeats * blocks);
+    }
+  }
+  measure_bandwidth();
+}
+
+DecodeReport Bench::report() const {
+  DecodeReport report{.dtype = model_.activation_dtype(),
+                      .state_dtype = state_dtype(options_.state, model_.config()),
+                      .buffer_len = options_.state.buffer_len,
+                      .batch_size = options_.batch_size,
+                      .prompt_len = options_.prompt_len,
+                      .warmup_steps = plan_.warmup,
+                      .num_steps = plan_.steps,
+                      .repeats = options_.repeats,
+                      .block_steps = plan_.block,
+                      .checkpoint_bytes = checkpoint_bytes_,
+                      .probe_bytes = probe_.bytes(),
+                      .bandwidth = {median(read_), median(read_modify_write_)}};
+  for (size_t i = 0; i < routes_.size(); ++i) {
+    report.results.push_back(routes_[i]->result(step_traffic(options_, model_, kRoutes[i])));
+  }
+  return report;
+}
+
+}  // namespace
+
+void bench_decode(const DecodeOptions& options) {
+  const auto folder = find_model(options.model);
+  const LoadedModel loaded = load_model(folder, options.model);
+  Bench bench(options, loaded);
+  bench.run();
+  DecodeReport report = bench.report();
+  report.model = model_name(folder);
+  report.threads = loaded.threads->size();
+  print(options.json ? json(report) : table(report));
+}
+
+}  // namespace replayssm::cli

@@ -1,0 +1,122 @@
+#include "cli/decode_report.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace replayssm::cli {
+namespace {
+
+constexpr double kMega = 1e6;
+constexpr double kGiga = 1e9;
+
+std::array<std::pair<const char*, double>, 8> stage_list(const RouteResult& result) {
+  const StageTimes& s = result.stages;
+  return {{{"embed", s.embed},
+           {"norm", s.norm},
+           {"matmul", s.matmul},
+           {"conv", s.conv},
+           {"ssm", s.ssm},
+           {"attention", s.attention},
+           {"other", s.other},
+           {"sample", result.sample_ms}}};
+}
+
+double ssm_bandwidth(const RouteResult& result) {
+  return result.stages.ssm > 0 ? result.traffic.total() / (result.stages.ssm / 1e3) : 0;
+}
+
+// Against conventional: as measured for the step and its SSM stage, and as bytes predict for the
+// stage from the measured bandwidths.
+struct SpeedUp {
+  double step, ssm, predicted_ssm;
+};
+
+SpeedUp speed_up(const DecodeReport& report, const RouteResult& result) {
+  const RouteResult& base = report.results.front();
+  const auto seconds = [&](const RouteResult& r) {
+    return r.traffic.seconds(report.bandwidth.read, report.bandwidth.read_modify_write);
+  };
+  const auto ratio = [](double a, double b) { return b > 0 ? a / b : 0; };
+  return {.step = ratio(base.ms_per_step, result.ms_per_step),
+          .ssm = ratio(base.stages.ssm, result.stages.ssm),
+          .predicted_ssm = ratio(seconds(base), seconds(result))};
+}
+
+double tokens_per_second(const DecodeReport& report, const RouteResult& result) {
+  return static_cast<double>(report.batch_size) * 1e3 / result.ms_per_step;
+}
+
+}  // namespace
+
+std::string table(const DecodeReport& report) {
+  std::string text = fmt::format(
+      "{}: batch {}, {} activations, {} state of {:.1f} MB, buffer {}, prompt {}, {} threads\n"
+      "{} x {} steps per route in interleaved blocks of {}, medians\n"
+      "memory over {:.0f} MB: read {:.1f} GB/s, read-modify-write {:.1f} GB/s\n\n",
+      report.model, report.batch_size, dtype_name(report.dtype), dtype_name(report.state_dtype),
+      static_cast<double>(report.checkpoint_bytes) / kMega, report.buffer_len, report.prompt_len,
+      report.threads, report.repeats, report.num_steps, report.block_steps,
+      static_cast<double>(report.probe_bytes) / kMega, report.bandwidth.read / kGiga,
+      report.bandwidth.read_modify_write / kGiga);
+  text += fmt::format("{:<18}{:>9}{:>11}{:>10}{:>10}{:>10}{:>10}{:>10}{:>11}\n", "route", "ms/step",
+                      "tokens/s", "speed-up", "ssm ms", "state MB", "ssm GB/s", "speed-up",
+                      "predicted");
+  for (const RouteResult& result : report.results) {
+    const SpeedUp gain = speed_up(report, result);
+    text += fmt::format(
+        "{:<18}{:>9.3f}{:>11.1f}{:>10.3f}{:>10.3f}{:>10.2f}{:>10.1f}{:>10.3f}{:>11.3f}\n",
+        route_name(result.route), result.ms_per_step, tokens_per_second(report, result), gain.step,
+        result.stages.ssm, result.traffic.total() / kMega, ssm_bandwidth(result) / kGiga, gain.ssm,
+        gain.predicted_ssm);
+  }
+  text += fmt::format("\n{:<18}", "ms/step");
+  for (const auto& [name, ms] : stage_list(report.results.front()))
+    text += fmt::format("{:>10}", name);
+  for (const RouteResult& result : report.results) {
+    text += fmt::format("\n{:<18}", route_name(result.route));
+    for (const auto& [name, ms] : stage_list(result)) text += fmt::format("{:>10.3f}", ms);
+  }
+  return text + "\n";
+}
+
+std::string json(const DecodeReport& report) {
+  nlohmann::ordered_json results = nlohmann::ordered_json::array();
+  for (const RouteResult& result : report.results) {
+    const SpeedUp gain = speed_up(report, result);
+    nlohmann::ordered_json stages;
+    for (const auto& [name, ms] : stage_list(result)) stages[name] = ms;
+    results.push_back({{"route", route_name(result.route)},
+                       {"ms_per_step", result.ms_per_step},
+                       {"tokens_per_second", tokens_per_second(report, result)},
+                       {"speedup", gain.step},
+                       {"stages", stages},
+                       {"state_bytes_per_step", result.traffic.total()},
+                       {"ssm_gb_per_second", ssm_bandwidth(result) / kGiga},
+                       {"ssm_speedup", gain.ssm},
+                       {"predicted_ssm_speedup", gain.predicted_ssm}});
+  }
+  const nlohmann::ordered_json document{
+      {"model", report.model},
+      {"dtype", dtype_name(report.dtype)},
+      {"mamba_ssm_cache_dtype", dtype_name(report.state_dtype)},
+      {"replayssm_buffer_len", report.buffer_len},
+      {"threads", report.threads},
+      {"batch_size", report.batch_size},
+      {"prompt_len", report.prompt_len},
+      {"warmup_steps", report.warmup_steps},
+      {"num_steps", report.num_steps},
+      {"repeats", report.repeats},
+      {"block_steps", report.block_steps},
+      {"checkpoint_bytes", report.checkpoint_bytes},
+      {"bandwidth",
+       {{"bytes", report.probe_bytes},
+        {"read_gb_per_second", report.bandwidth.read / kGiga},
+        {"read_modify_write_gb_per_second", report.bandwidth.read_modify_write / kGiga}}},
+      {"results", results}};
+  return document.dump(2) + "\n";
+}
+
+}  // namespace replayssm::cli

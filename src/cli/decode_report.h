@@ -1,0 +1,40 @@
+// What `bench decode` has measured, and how it is shown.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/bandwidth.h"
+#include "model/model.h"
+#include "replay/bytes.h"
+
+namespace replayssm::cli {
+
+// Medians over the blocks of one route, per step.
+struct RouteResult {
+  Route route = Route::kConventional;
+  double ms_per_step = 0;
+  StageTimes stages;     // milliseconds
+  double sample_ms = 0;  // choosing the next tokens
+  StateTraffic traffic;  // computed: of all rows and layers
+};
+
+struct DecodeReport {
+  std::string model{};
+  DType dtype = DType::kFloat32;
+  DType state_dtype = DType::kFloat32;
+  int threads = 0;
+  int32_t buffer_len = 0;
+  int64_t batch_size = 0, prompt_len = 0, warmup_steps = 0, num_steps = 0, repeats = 0;
+  int64_t block_steps = 0;       // a whole number of flush cycles
+  int64_t checkpoint_bytes = 0;  // of one route: what conventional reads and writes each step
+  int64_t probe_bytes = 0;       // what the bandwidths were measured on
+  Bandwidth bandwidth;
+  std::vector<RouteResult> results{};  // conventional first
+};
+
+std::string table(const DecodeReport& report);
+std::string json(const DecodeReport& report);
+
+}  // namespace replayssm::cli

@@ -1,0 +1,44 @@
+// What several commands ask for; every default of the command line is here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "engine/sampler.h"
+#include "replayssm/types.h"
+
+namespace replayssm::cli {
+
+struct ModelOptions {
+  std::string model;            // a local folder, or a bundled model's name
+  std::string device = "auto";  // auto | cpu | cuda
+  std::optional<DType> dtype;   // of activations, KV and ring; none = auto
+  int threads = 0;              // 0 = one per available core
+};
+
+struct StateOptions {
+  int32_t buffer_len = 16;
+  std::optional<DType> state_dtype;  // none = what the model's files recommend
+};
+
+struct RouteOptions {
+  bool use_replayssm = true;
+  Route replay_route = Route::kOutputOnly;
+
+  Route route() const { return use_replayssm ? replay_route : Route::kConventional; }
+};
+
+struct LimitOptions {
+  int64_t max_num_seqs = 8;
+  int64_t max_num_batched_tokens = 0;  // 0 = 512, or max_num_seqs where that is more
+  int64_t max_model_len = 0;           // 0 = the model's own limit
+
+  int64_t batched_tokens() const {
+    constexpr int64_t kDefault = 512;
+    if (max_num_batched_tokens > 0) return max_num_batched_tokens;
+    return max_num_seqs > kDefault ? max_num_seqs : kDefault;
+  }
+};
+
+}  // namespace replayssm::cli

@@ -1,0 +1,112 @@
+#include "cli/rows.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.h"
+#include "replay/cursor.h"
+
+namespace replayssm::cli {
+namespace {
+
+RingConfig ring_of(const Model& model, const RowsOptions& options) {
+  return {.buffer_len = options.buffer_len,
+          .conv_kernel = static_cast<int32_t>(model.config().conv_kernel)};
+}
+
+}  // namespace
+
+Rows::Rows(Model& model, const RowsOptions& options)
+    : model_(model),
+      route_(options.route),
+      ring_(ring_of(model, options)),
+      slots_(model.config(), ring_, options.state_dtype, model.activation_dtype(),
+             static_cast<int32_t>(options.rows)),
+      kv_(model.config(), model.activation_dtype(),
+          options.rows * KvPool::blocks_for(options.context)),
+      tables_(options.rows),
+      logits_(std::max(options.rows, options.max_logits) * model.config().vocab_size) {
+  for (size_t row = 0; row < tables_.size(); ++row) slots_.acquire();
+}
+
+void Rows::reset() {
+  for (size_t row = 0; row < tables_.size(); ++row) {
+    kv_.release(tables_[row]);
+    slots_.release(static_cast<int32_t>(row));
+    REPLAYSSM_CHECK(slots_.acquire() == static_cast<int32_t>(row), "row=", row);
+  }
+}
+
+void Rows::pack(std::span<const RowTokens> windows) {
+  token_ids_.clear();
+  query_start_.assign(1, 0);
+  slot_.clear();
+  position_.clear();
+  block_table_.clear();
+  block_table_stride_ = 0;
+  for (const auto& [row, tokens] : windows) {
+    const int64_t position = committed_tokens(cursor(row), ring_);
+    const auto length = position + static_cast<int64_t>(tokens.size());
+    REPLAYSSM_CHECK(kv_.grow(tables_[row], length), "row ", row, " grew beyond its context");
+    token_ids_.insert(token_ids_.end(), tokens.begin(), tokens.end());
+    query_start_.push_back(static_cast<int32_t>(token_ids_.size()));
+    slot_.push_back(static_cast<int32_t>(row));
+    position_.push_back(position);
+    const auto blocks = static_cast<int64_t>(tables_[row].size());
+    block_table_stride_ = std::max(block_table_stride_, blocks);
+    begin_step(cursor(row), static_cast<int64_t>(tokens.size()), ring_);
+  }
+  for (const auto& [row, tokens] : windows) {
+    block_table_.insert(block_table_.end(), tables_[row].begin(), tables_[row].end());
+    block_table_.resize(block_table_.size() + block_table_stride_ - tables_[row].size(), -1);
+  }
+}
+
+std::span<const float> Rows::forward(int64_t decodes, std::span<const int32_t> wanted) {
+  const int64_t vocab = model_.config().vocab_size;
+  const auto count = static_cast<int64_t>(wanted.size());
+  REPLAYSSM_CHECK(count * vocab <= logits_.size(), "wanted=", count);
+  model_.forward({.token_ids = token_ids_,
+                  .query_start = query_start_,
+                  .slot = slot_,
+                  .position = position_,
+                  .block_table = block_table_,
+                  .block_table_stride = block_table_stride_,
+                  .decodes = decodes,
+                  .logit_tokens = wanted},
+                 {.route = route_,
+                  .ring = ring_,
+                  .cursors = slots_.cursors(),
+                  .recurrent = slots_.recurrent(),
+                  .conv_inputs = slots_.conv_inputs(),
+                  .kv_keys = kv_.keys(),
+                  .kv_values = kv_.values(),
+                  .kv_block_size = KvPool::kBlockSize},
+                 logits_.data());
+  return {logits_.data(), static_cast<size_t>(count * vocab)};
+}
+
+std::span<const float> Rows::prefill(std::span<const RowTokens> prompts,
+                                     std::span<const int32_t> wanted) {
+  pack(prompts);
+  const auto result = forward(0, wanted);
+  for (const auto& [row, tokens] : prompts) {
+    commit_prefill(cursor(row), static_cast<int64_t>(tokens.size()), ring_);
+  }
+  return result;
+}
+
+std::span<const float> Rows::decode(std::span<const int32_t> tokens) {
+  std::vector<RowTokens> windows;
+  for (size_t row = 0; row < tokens.size(); ++row) {
+    windows.push_back({static_cast<int64_t>(row), tokens.subspan(row, 1)});
+  }
+  pack(windows);
+  wanted_.resize(tokens.size());
+  std::iota(wanted_.begin(), wanted_.end(), 0);
+  const auto result = forward(static_cast<int64_t>(tokens.size()), wanted_);
+  for (const RowTokens& window : windows) commit_step(cursor(window.row), 1, route_);
+  return result;
+}
+
+}  // namespace replayssm::cli

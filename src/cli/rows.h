@@ -1,0 +1,63 @@
+// Sequences that are driven by hand, without an engine: each row owns a slot and its KV blocks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/buffer.h"
+#include "engine/kv_pool.h"
+#include "engine/slot_pool.h"
+#include "model/model.h"
+
+namespace replayssm::cli {
+
+struct RowsOptions {
+  Route route = Route::kOutputOnly;
+  int32_t buffer_len = 16;
+  DType state_dtype = DType::kFloat32;
+  int64_t rows = 1;
+  int64_t context = 0;     // most tokens of a row
+  int64_t max_logits = 1;  // most tokens of a forward pass whose logits are wanted
+};
+
+// The next tokens of a row.
+struct RowTokens {
+  int64_t row = 0;
+  std::span<const int32_t> tokens;
+};
+
+class Rows {
+ public:
+  Rows(Model& model, const RowsOptions& options);
+
+  // Empties every row.
+  void reset();
+  // One forward pass over prompts. `wanted` are indices into the packed tokens; returns their
+  // logits, [wanted, vocab], valid until the next pass.
+  std::span<const float> prefill(std::span<const RowTokens> prompts,
+                                 std::span<const int32_t> wanted);
+  // One decode step: tokens[i] goes to row i. Returns [tokens, vocab].
+  std::span<const float> decode(std::span<const int32_t> tokens);
+
+  Cursor& cursor(int64_t row) { return slots_.cursor(static_cast<int32_t>(row)); }
+  int64_t state_bytes() const { return slots_.bytes(); }
+
+ private:
+  void pack(std::span<const RowTokens> windows);
+  std::span<const float> forward(int64_t decodes, std::span<const int32_t> wanted);
+
+  Model& model_;
+  Route route_;
+  RingConfig ring_;
+  SlotPool slots_;
+  KvPool kv_;
+  std::vector<std::vector<int32_t>> tables_;  // KV blocks of each row
+  Array<float> logits_;
+  // The batch at hand.
+  std::vector<int32_t> token_ids_, query_start_, slot_, block_table_, wanted_;
+  std::vector<int64_t> position_;
+  int64_t block_table_stride_ = 0;
+};
+
+}  // namespace replayssm::cli

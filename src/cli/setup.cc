@@ -1,0 +1,103 @@
+#include "cli/setup.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <system_error>
+
+#include "cli/progress.h"
+#include "core/check.h"
+
+namespace replayssm::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Where bundled models lie: beside an installed program, or in the source it was built from.
+std::vector<fs::path> model_folders() {
+  std::vector<fs::path> folders;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (!error) folders.push_back(program.parent_path().parent_path() / "share/replayssm/models");
+  folders.emplace_back(REPLAYSSM_MODELS_DIR);
+  return folders;
+}
+
+std::vector<std::string> bundled_models() {
+  std::vector<std::string> names;
+  for (const fs::path& folder : model_folders()) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      if (entry.is_directory()) names.push_back(entry.path().filename());
+    }
+  }
+  std::ranges::sort(names);
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace
+
+fs::path find_model(const ModelOptions& options) {
+  if (options.device == "cuda") {
+    fail("--device: expected auto or cpu, got cuda: this program is built without a CUDA backend");
+  }
+  const std::string& model = options.model;
+  std::error_code error;
+  if (fs::is_directory(model, error)) return model;
+  const std::vector<std::string> bundled = bundled_models();
+  if (std::ranges::count(bundled, model) > 0) {
+    for (const fs::path& folder : model_folders()) {
+      if (fs::is_directory(folder / model, error)) return folder / model;
+    }
+  }
+  std::string names;
+  for (const std::string& name : bundled) names += (names.empty() ? "" : ", ") + name;
+  fail("MODEL: expected a folder or a bundled model (", names.empty() ? "none here" : names,
+       "), got '", model, "'");
+}
+
+std::string model_name(const fs::path& folder) { return fs::canonical(folder).filename(); }
+
+LoadedModel load_model(const fs::path& folder, const ModelOptions& options) {
+  LoadedModel loaded;
+  loaded.threads = std::make_unique<ThreadPool>(options.threads);
+  Progress progress("loading");
+  loaded.model = load_cpu_model(folder, options.dtype.value_or(DType::kBFloat16), *loaded.threads,
+                                [&](int64_t done, int64_t total) { progress.update(done, total); });
+  return loaded;
+}
+
+DType state_dtype(const StateOptions& options, const ModelConfig& config) {
+  return options.state_dtype.value_or(config.state_dtype);
+}
+
+void check_ids(const std::vector<int32_t>& ids, const ModelConfig& config,
+               const std::string& where) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < config.vocab_size) continue;
+    fail(where, ": token ", i, ": expected an id from 0 to ", config.vocab_size - 1, ", got ",
+         ids[i]);
+  }
+}
+
+std::string read_text(const std::string& path, const std::string& flag) {
+  std::FILE* const file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
+  if (!file) fail(flag, " ", path, ": ", std::strerror(errno));
+  std::string text;
+  char piece[1 << 16];
+  while (const size_t count = std::fread(piece, 1, sizeof piece, file)) text.append(piece, count);
+  const int error = std::ferror(file) ? errno : 0;
+  if (file != stdin) std::fclose(file);
+  if (error != 0) fail(flag, " ", path, ": ", std::strerror(error));
+  return text;
+}
+
+void print(const std::string& text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (!written || std::fflush(stdout) != 0) fail("standard output: ", std::strerror(errno));
+}
+
+}  // namespace replayssm::cli

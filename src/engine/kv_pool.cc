@@ -1,0 +1,53 @@
+#include "engine/kv_pool.h"
+
+#include <numeric>
+
+#include "core/check.h"
+
+namespace replayssm {
+namespace {
+
+// Bytes of one block of one layer's keys, or values.
+int64_t layer_block_bytes(const ModelConfig& config, DType dtype) {
+  const AttentionConfig& attention = config.attention;
+  return attention.kv_heads * KvPool::kBlockSize * attention.head_dim * dtype_bytes(dtype);
+}
+
+}  // namespace
+
+int64_t KvPool::bytes_per_block(const ModelConfig& config, DType dtype) {
+  return 2 * config.count(Mixer::kAttention) * layer_block_bytes(config, dtype);
+}
+
+KvPool::KvPool(const ModelConfig& config, DType dtype, int64_t blocks)
+    : blocks_(blocks), bytes_(blocks * bytes_per_block(config, dtype)) {
+  REPLAYSSM_CHECK(blocks >= 1 && blocks <= INT32_MAX, "blocks=", blocks);
+  free_.resize(blocks);
+  std::iota(free_.rbegin(), free_.rend(), 0);  // block 0 is taken first
+  const auto array = [&] {
+    memory_.emplace_back(blocks * layer_block_bytes(config, dtype));
+    return memory_.back().as<void>();
+  };
+  for (int64_t layer = 0; layer < config.count(Mixer::kAttention); ++layer) {
+    keys_.push_back(array());
+    values_.push_back(array());
+  }
+}
+
+bool KvPool::grow(std::vector<int32_t>& table, int64_t tokens) {
+  const int64_t missing = blocks_for(tokens) - static_cast<int64_t>(table.size());
+  if (missing > free_blocks()) return false;
+  for (int64_t i = 0; i < missing; ++i) {
+    table.push_back(free_.back());
+    free_.pop_back();
+  }
+  return true;
+}
+
+void KvPool::release(std::vector<int32_t>& table) {
+  free_.insert(free_.end(), table.rbegin(), table.rend());
+  table.clear();
+  REPLAYSSM_CHECK(free_blocks() <= blocks_, "blocks released twice");
+}
+
+}  // namespace replayssm

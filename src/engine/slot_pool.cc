@@ -1,0 +1,93 @@
+#include "engine/slot_pool.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "core/check.h"
+#include "model/model.h"
+#include "replay/cursor.h"
+
+namespace replayssm {
+namespace {
+
+// Bytes of one slot's part in each of a recurrent layer's arrays.
+struct LayerBytes {
+  int64_t checkpoint, ring_v, ring_k, ring_gate, conv;
+
+  int64_t total() const { return checkpoint + ring_v + ring_k + 2 * ring_gate + conv; }
+};
+
+LayerBytes layer_bytes(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
+                       DType activation_dtype) {
+  const RecurrentShape shape = recurrent_shape(config);
+  const int64_t rows = ring_rows(ring.buffer_len, ring.max_window);
+  const int64_t element = dtype_bytes(activation_dtype);
+  return {
+      .checkpoint = shape.heads * shape.head_dim * shape.state_dim * dtype_bytes(checkpoint_dtype),
+      .ring_v = rows * shape.heads * shape.head_dim * element,
+      .ring_k = rows * shape.key_heads * shape.state_dim * element,
+      .ring_gate = rows * shape.heads * static_cast<int64_t>(sizeof(float)),
+      .conv = conv_rows(ring.conv_kernel, ring.max_window) * conv_channels(config) * element};
+}
+
+int64_t recurrent_layers(const ModelConfig& config) {
+  return config.count(Mixer::kMamba2) + config.count(Mixer::kGatedDelta);
+}
+
+}  // namespace
+
+int64_t SlotPool::bytes_per_slot(const ModelConfig& config, const RingConfig& ring,
+                                 DType checkpoint_dtype, DType activation_dtype) {
+  const int64_t layers = recurrent_layers(config);
+  if (layers == 0) return 0;
+  return layers * layer_bytes(config, ring, checkpoint_dtype, activation_dtype).total();
+}
+
+SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
+                   DType activation_dtype, int32_t slots)
+    : ring_(ring), cursors_(slots), free_(slots), taken_(slots, false) {
+  REPLAYSSM_CHECK(slots >= 1 && ring.buffer_len >= 1 && ring.max_window >= 1, "slots=", slots,
+                  " buffer_len=", ring.buffer_len, " max_window=", ring.max_window);
+  REPLAYSSM_CHECK(ring.conv_kernel == config.conv_kernel, "ring has ", ring.conv_kernel,
+                  " taps, model has ", config.conv_kernel);
+  std::iota(free_.rbegin(), free_.rend(), 0);  // slot 0 is taken first
+  const int64_t layers = recurrent_layers(config);
+  if (layers == 0) return;
+  const LayerBytes bytes = layer_bytes(config, ring, checkpoint_dtype, activation_dtype);
+  const auto array = [&](int64_t slot_bytes) -> void* {
+    memory_.emplace_back(slots * slot_bytes);
+    slot_bytes_.push_back(slot_bytes);
+    bytes_ += memory_.back().bytes();
+    return memory_.back().as<void>();
+  };
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    recurrent_.push_back({.checkpoint = array(bytes.checkpoint),
+                          .ring_v = array(bytes.ring_v),
+                          .ring_k = array(bytes.ring_k),
+                          .ring_b = static_cast<float*>(array(bytes.ring_gate)),
+                          .ring_g = static_cast<float*>(array(bytes.ring_gate)),
+                          .checkpoint_dtype = checkpoint_dtype,
+                          .activation_dtype = activation_dtype});
+    conv_inputs_.push_back(array(bytes.conv));
+  }
+}
+
+int32_t SlotPool::acquire() {
+  if (free_.empty()) return -1;
+  const int32_t slot = free_.back();
+  free_.pop_back();
+  taken_[slot] = true;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    std::memset(memory_[i].as() + slot * slot_bytes_[i], 0, static_cast<size_t>(slot_bytes_[i]));
+  }
+  cursors_[slot] = reset_cursor(ring_);
+  return slot;
+}
+
+void SlotPool::release(int32_t slot) {
+  REPLAYSSM_CHECK(slot >= 0 && slot < slots() && taken_[slot], "slot=", slot);
+  taken_[slot] = false;
+  free_.push_back(slot);
+}
+
+}  // namespace replayssm

@@ -1,0 +1,86 @@
+#include "model/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/buffer.h"
+#include "core/check.h"
+#include "core/dispatch.h"
+#include "model/tensor_ops.h"
+
+namespace replayssm {
+namespace {
+
+constexpr int64_t kOwnPages = 1 << 20;  // from this size on memory is given back to the system
+
+// An uninitialised tensor and the memory to fill it through.
+std::pair<Tensor, std::byte*> allocate(DType dtype, std::vector<int64_t> shape) {
+  Tensor tensor{.dtype = dtype, .shape = std::move(shape), .data = nullptr, .storage = {}};
+  const int64_t bytes = tensor.bytes();
+  std::byte* data = nullptr;
+  if (bytes >= kOwnPages) {
+    auto buffer = std::make_shared<Buffer>(bytes);
+    data = buffer->as<std::byte>();
+    tensor.storage = std::move(buffer);
+  } else {  // operator new[] aligns for every element type
+    std::shared_ptr<std::byte[]> block(
+        new std::byte[static_cast<size_t>(std::max<int64_t>(bytes, 1))]);
+    data = block.get();
+    tensor.storage = std::move(block);
+  }
+  tensor.data = data;
+  return {std::move(tensor), data};
+}
+
+}  // namespace
+
+std::vector<float> Tensor::to_floats() const {
+  std::vector<float> values(static_cast<size_t>(elements()));
+  dispatch_float(dtype, [&]<class T>() {
+    for (size_t i = 0; i < values.size(); ++i) {
+      T value;
+      std::memcpy(&value, data + i * sizeof(T), sizeof(T));
+      values[i] = to_float(value);
+    }
+  });
+  return values;
+}
+
+std::string shape_text(std::span<const int64_t> shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+Tensor copied(const Tensor& tensor) {
+  auto [copy, data] = allocate(tensor.dtype, tensor.shape);
+  std::memcpy(data, tensor.data, static_cast<size_t>(tensor.bytes()));
+  return copy;
+}
+
+Tensor gather_rows(const Tensor& matrix, std::span<const RowRange> rows) {
+  std::vector<int64_t> shape = matrix.shape;
+  REPLAYSSM_CHECK(!shape.empty() && shape[0] > 0, "shape ", shape_text(shape));
+  const int64_t row_bytes = matrix.bytes() / shape[0];
+  shape[0] = 0;
+  for (const RowRange& range : rows) shape[0] += range.count;
+  auto [gathered, data] = allocate(matrix.dtype, std::move(shape));
+  for (const RowRange& range : rows) {
+    REPLAYSSM_CHECK(range.first >= 0 && range.first + range.count <= matrix.shape[0], "rows from ",
+                    range.first, " of ", matrix.shape[0]);
+    const auto bytes = static_cast<size_t>(range.count * row_bytes);
+    std::memcpy(data, matrix.data + range.first * row_bytes, bytes);
+    data += bytes;
+  }
+  return gathered;
+}
+
+Tensor one_plus(const Tensor& tensor) {
+  std::vector<float> values = tensor.to_floats();
+  for (float& value : values) value += 1.0f;
+  auto [sum, data] = allocate(DType::kFloat32, tensor.shape);
+  std::memcpy(data, values.data(), static_cast<size_t>(sum.bytes()));
+  return sum;
+}
+
+}  // namespace replayssm

@@ -1,0 +1,21 @@
+#include "model/weights.h"
+
+#include "core/check.h"
+#include "model/families/family.h"
+#include "model/safetensors.h"
+#include "model/weight_reader.h"
+
+namespace replayssm {
+
+ModelWeights load_weights(const std::filesystem::path& folder, const ModelConfig& config) {
+  const ModelFamily* family = find_family(config.model_type);
+  REPLAYSSM_CHECK(family, "model_type ", config.model_type);
+  const Checkpoint checkpoint(folder);
+  WeightReader reader(checkpoint);
+  ModelWeights weights;
+  family->read_weights(reader, config, weights);
+  weights.skipped = reader.finish();
+  return weights;
+}
+
+}  // namespace replayssm

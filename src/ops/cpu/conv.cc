@@ -1,0 +1,129 @@
+// The causal depthwise convolution in front of a recurrent layer. A block of work is a range of
+// channels of one sequence: it reads the inputs before the window first and stores the window's own
+// last, so a long prompt may overwrite the rows it started from.
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/dispatch.h"
+#include "ops/cpu/recurrent.h"
+#include "replay/cursor.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/conv.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "ops/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace replayssm {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr int64_t kMaxTaps = 8;
+
+// Four taps (every published model) keep their inputs in registers.
+template <class T, int64_t kTaps>
+class ConvColumn {
+ public:
+  ConvColumn(const ConvParams& params, int64_t sequence, int64_t channel)
+      : p_(params),
+        taps_(kTaps > 0 ? kTaps : params.batch.ring.conv_kernel),
+        rows_(conv_rows(taps_, params.batch.ring.max_window)),
+        channel_(channel),
+        lanes_(std::min<int64_t>(hn::MaxLanes(D()), params.channels - channel)) {
+    const auto& batch = params.batch;
+    slot_ = batch.slot[sequence];
+    first_ = batch.query_start[sequence];
+    window_ = batch.query_start[sequence + 1] - first_;
+    if (slot_ >= 0) counter_ = batch.cursors[slot_].ring_start + batch.cursors[slot_].ring_count;
+  }
+
+  void run() {
+    const D d;
+    if (slot_ < 0) {
+      for (int64_t i = 0; i < window_; ++i) store(hn::Zero(d), output(i));
+      return;
+    }
+    hn::Vec<D> weight[kMaxTaps], input[kMaxTaps];
+    for (int64_t j = 0; j < taps_; ++j) weight[j] = load(p_.weight + j * p_.channels + channel_);
+    const auto bias = p_.bias ? load(p_.bias + channel_) : hn::Zero(d);
+    for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = load(kept(j + 1 - taps_));
+    for (int64_t i = 0; i < window_; ++i) {
+      input[taps_ - 1] = RoundF32(d, load(p_.x + (first_ + i) * p_.x_stride + channel_), T());
+      auto sum = bias;
+      for (int64_t j = 0; j < taps_; ++j) sum = hn::MulAdd(weight[j], input[j], sum);
+      store(SiluF32(d, sum), output(i));
+      for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = input[j + 1];
+    }
+    // A decode window may be rolled back, so all of it is kept beside what preceded it.
+    const int64_t keep = window_ <= p_.batch.ring.max_window ? window_ : taps_ - 1;
+    for (int64_t i = window_ - keep; i < window_; ++i)
+      store(load(p_.x + (first_ + i) * p_.x_stride + channel_), kept(i));
+  }
+
+ private:
+  using D = hn::ScalableTag<float>;
+
+  T* kept(int64_t i) const {
+    return static_cast<T*>(p_.inputs) + (slot_ * rows_ + (counter_ + i) % rows_) * p_.channels +
+           channel_;
+  }
+  T* output(int64_t i) const {
+    return static_cast<T*>(p_.y) + (first_ + i) * p_.channels + channel_;
+  }
+  template <class U>
+  hn::Vec<D> load(const U* p) const {
+    return LoadF32N(D(), p, static_cast<size_t>(lanes_));
+  }
+  void store(hn::Vec<D> v, T* p) const { StoreF32N(v, D(), p, static_cast<size_t>(lanes_)); }
+
+  const ConvParams& p_;
+  int64_t taps_, rows_, channel_, lanes_;
+  int64_t slot_ = -1, first_ = 0, window_ = 0, counter_ = 0;
+};
+
+// Channels [begin, end) of one sequence.
+void conv_channels(const ConvParams& params, int64_t sequence, int64_t begin, int64_t end) {
+  const int64_t lanes = hn::MaxLanes(hn::ScalableTag<float>());
+  dispatch_float(params.activation_dtype, [&]<class T>() {
+    for (int64_t channel = begin; channel < end; channel += lanes) {
+      if (params.batch.ring.conv_kernel == 4) {
+        ConvColumn<T, 4>(params, sequence, channel).run();
+      } else {
+        ConvColumn<T, 0>(params, sequence, channel).run();
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace replayssm
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace replayssm {
+
+HWY_EXPORT(conv_channels);
+
+namespace cpu {
+
+void causal_conv(const ConvParams& params, ThreadPool& pool) {
+  constexpr int64_t kMaxTaps = 8, kBlock = 128;
+  const auto& batch = params.batch;
+  REPLAYSSM_CHECK(batch.ring.conv_kernel >= 1 && batch.ring.conv_kernel <= kMaxTaps,
+                  "conv_kernel=", batch.ring.conv_kernel, ", at most ", kMaxTaps);
+  const auto kernel = HWY_DYNAMIC_DISPATCH(conv_channels);
+  const int64_t blocks = (params.channels + kBlock - 1) / kBlock;
+  pool.for_ranges(batch.sequences * blocks, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t channel = i % blocks * kBlock;
+      kernel(params, i / blocks, channel, std::min(channel + kBlock, params.channels));
+    }
+  });
+}
+
+}  // namespace cpu
+}  // namespace replayssm
+#endif  // HWY_ONCE

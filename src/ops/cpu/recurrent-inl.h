@@ -1,0 +1,151 @@
+// Rows of a state in registers and the arithmetic that all kernels of the recurrence share,
+// compiled once per instruction set (included after foreach_target.h).
+//
+// Every sum over state_dim goes through `dot` or `dot_memory`, which add in the same order: that is
+// what makes a fold, a conventional update and a readout agree bit for bit.
+#if defined(REPLAYSSM_OPS_CPU_RECURRENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
+#undef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
+#else
+#define REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "ops/cpu/recurrent_blocks.h"
+#include "ops/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace replayssm::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using replayssm::HWY_NAMESPACE::ExpF32;
+using replayssm::HWY_NAMESPACE::LoadF32;
+using replayssm::HWY_NAMESPACE::LoadF32N;
+using replayssm::HWY_NAMESPACE::StoreF32;
+using replayssm::HWY_NAMESPACE::StoreF32N;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+inline constexpr size_t kLanes = hn::MaxLanes(D());
+static_assert(kPadFloats % kLanes == 0);
+
+// The length of a state row: a compile-time number of whole vectors, or (kVecs = 0) any.
+template <size_t kVecs>
+struct RowWidth {
+  explicit RowWidth(int64_t) {}
+  static constexpr size_t vecs() { return kVecs; }
+};
+template <>
+struct RowWidth<0> {
+  explicit RowWidth(int64_t state_dim)
+      : full(static_cast<size_t>(state_dim) / kLanes),
+        tail(static_cast<size_t>(state_dim) % kLanes) {}
+  size_t vecs() const { return full + (tail != 0); }
+  size_t full, tail;
+};
+
+template <size_t kVecs>
+struct Row {
+  V v[kVecs > 0 ? kVecs : kMaxStateDim / kLanes];
+};
+
+template <size_t kVecs, class T>
+HWY_INLINE void load_row(const T* p, const RowWidth<kVecs>& width, Row<kVecs>& row) {
+  const D d;
+  if constexpr (kVecs > 0) {
+    for (size_t i = 0; i < kVecs; ++i) row.v[i] = LoadF32(d, p + i * kLanes);
+  } else {
+    for (size_t i = 0; i < width.full; ++i) row.v[i] = LoadF32(d, p + i * kLanes);
+    if (width.tail) row.v[width.full] = LoadF32N(d, p + width.full * kLanes, width.tail);
+  }
+}
+
+template <size_t kVecs, class T>
+HWY_INLINE void store_row(const Row<kVecs>& row, const RowWidth<kVecs>& width, T* p) {
+  const D d;
+  if constexpr (kVecs > 0) {
+    for (size_t i = 0; i < kVecs; ++i) StoreF32(row.v[i], d, p + i * kLanes);
+  } else {
+    for (size_t i = 0; i < width.full; ++i) StoreF32(row.v[i], d, p + i * kLanes);
+    if (width.tail) StoreF32N(row.v[width.full], d, p + width.full * kLanes, width.tail);
+  }
+}
+
+// Even and odd vectors are summed apart, then together, then across lanes.
+template <size_t kVecs>
+HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
+  const D d;
+  V even = hn::Zero(d), odd = hn::Zero(d);
+  size_t i = 0;
+  for (; i + 1 < width.vecs(); i += 2) {
+    even = hn::MulAdd(row.v[i], hn::Load(d, t + i * kLanes), even);
+    odd = hn::MulAdd(row.v[i + 1], hn::Load(d, t + (i + 1) * kLanes), odd);
+  }
+  if (i < width.vecs()) even = hn::MulAdd(row.v[i], hn::Load(d, t + i * kLanes), even);
+  return hn::SumOfLanes(d, hn::Add(even, odd));
+}
+
+// The same over scratch rows of `count` floats, a multiple of kPadFloats.
+HWY_INLINE V dot_memory(const float* x, const float* y, int64_t count) {
+  const D d;
+  V even = hn::Zero(d), odd = hn::Zero(d);
+  size_t i = 0;
+  const size_t n = static_cast<size_t>(count);
+  for (; i + kLanes < n; i += 2 * kLanes) {
+    even = hn::MulAdd(hn::Load(d, x + i), hn::Load(d, y + i), even);
+    odd = hn::MulAdd(hn::Load(d, x + i + kLanes), hn::Load(d, y + i + kLanes), odd);
+  }
+  if (i < n) even = hn::MulAdd(hn::Load(d, x + i), hn::Load(d, y + i), even);
+  return hn::SumOfLanes(d, hn::Add(even, odd));
+}
+
+// y = x as floats, zero from `count` to `width`.
+template <class T>
+HWY_INLINE void to_padded_floats(const T* x, int64_t count, int64_t width, float* y) {
+  const D d;
+  int64_t i = 0;
+  for (; i + static_cast<int64_t>(kLanes) <= count; i += kLanes)
+    hn::Store(LoadF32(d, x + i), d, y + i);
+  if (i < count) {
+    hn::Store(LoadF32N(d, x + i, static_cast<size_t>(count - i)), d, y + i);
+    i += kLanes;
+  }
+  for (; i < width; i += kLanes) hn::Store(hn::Zero(d), d, y + i);
+}
+
+// x <- x scale / sqrt(|x|^2 + kL2NormEps) over a scratch row.
+HWY_INLINE void l2_normalise(int64_t width, float scale, float* x) {
+  const D d;
+  const auto sum = hn::Add(dot_memory(x, x, width), hn::Set(d, kL2NormEps));
+  const auto factor = hn::Div(hn::Set(d, scale), hn::Sqrt(sum));
+  for (int64_t i = 0; i < width; i += kLanes)
+    hn::Store(hn::Mul(hn::Load(d, x + i), factor), d, x + i);
+}
+
+// x <- exp(x); writes up to padded(count).
+HWY_INLINE void exponentials(int64_t count, float* x) {
+  const D d;
+  for (int64_t i = 0; i < count; i += kLanes) hn::Store(ExpF32(d, hn::Load(d, x + i)), d, x + i);
+}
+
+// Calls fn<kVecs>() with the row width's fast path, or with 0.
+template <class Fn>
+HWY_INLINE void dispatch_width(int64_t state_dim, Fn&& fn) {
+  switch (state_dim) {
+    case 64: return fn.template operator()<64 / kLanes>();
+    case 80: return fn.template operator()<80 / kLanes>();
+    case 128: return fn.template operator()<128 / kLanes>();
+    case 256: return fn.template operator()<256 / kLanes>();
+    default: return fn.template operator()<0>();
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace replayssm::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

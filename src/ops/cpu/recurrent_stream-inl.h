@@ -1,0 +1,116 @@
+// One value head's state streamed through registers, row by row, compiled once per instruction set
+// (included after foreach_target.h).
+#if defined(REPLAYSSM_OPS_CPU_RECURRENT_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef REPLAYSSM_OPS_CPU_RECURRENT_STREAM_INL_H_
+#undef REPLAYSSM_OPS_CPU_RECURRENT_STREAM_INL_H_
+#else
+#define REPLAYSSM_OPS_CPU_RECURRENT_STREAM_INL_H_
+#endif
+
+#include "ops/cpu/recurrent-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace replayssm::cpu {
+namespace HWY_NAMESPACE {
+
+// The rows that a block replays, oldest first: ring rows, then the window.
+struct Replay {
+  int64_t rows = 0;    // all of them
+  int64_t window = 0;  // the last ones: this step's tokens
+  int64_t stored = 0;  // the first ones: their effect goes into the checkpoint
+  int64_t first_of_window() const { return rows - window; }
+};
+
+// s <- the recurrence's next state for kRows rows that share k.
+template <Family kFamily, size_t kVecs, size_t kRows>
+HWY_INLINE void update_rows(float a, float b, const float* v, const float* k,
+                            const RowWidth<kVecs>& width, Row<kVecs>* s) {
+  const D d;
+  const auto decay = hn::Set(d, a);
+  V write[kRows];
+  if constexpr (kFamily == Family::kMamba2) {
+    for (size_t r = 0; r < kRows; ++r) write[r] = hn::Set(d, b * v[r]);
+    for (size_t i = 0; i < width.vecs(); ++i) {
+      const auto key = hn::Load(d, k + i * kLanes);
+      for (size_t r = 0; r < kRows; ++r)
+        s[r].v[i] = hn::MulAdd(write[r], key, hn::Mul(decay, s[r].v[i]));
+    }
+  } else {
+    for (size_t i = 0; i < width.vecs(); ++i) {
+      for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::Mul(decay, s[r].v[i]);
+    }
+    for (size_t r = 0; r < kRows; ++r) {
+      const auto known = dot(s[r], k, width);
+      write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), known));
+    }
+    for (size_t i = 0; i < width.vecs(); ++i) {
+      const auto key = hn::Load(d, k + i * kLanes);
+      for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::MulAdd(write[r], key, s[r].v[i]);
+    }
+  }
+}
+
+// How far ahead of the row at hand the state is fetched: enough to keep memory busy while a head's
+// ring is gathered and its query walked back.
+inline constexpr int64_t kPrefetchBytes = 8192;
+
+template <class StateT>
+HWY_INLINE void prefetch_row(const StateT* row, int64_t state_dim) {
+  const auto* line = reinterpret_cast<const char*>(row) + kPrefetchBytes;
+  for (int64_t i = 0; i < state_dim * static_cast<int64_t>(sizeof(StateT)); i += 64)
+    __builtin_prefetch(line + i, 0, 2);
+}
+
+// Replays rows in registers and stores the state after `stored` of them.
+//   kReplayAll (conventional, state_and_output): all rows; the window's outputs are read off the
+//   state otherwise (output_only): the stored rows; then S t is added to every output of the window
+template <Family kFamily, bool kReplayAll, size_t kVecs, size_t kRows, class StateT>
+HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const HeadScratch& head,
+                            const RowWidth<kVecs>& width, int64_t state_dim, StateT* state,
+                            int64_t row) {
+  Row<kVecs> s[kRows];
+  for (size_t r = 0; r < kRows; ++r) {
+    load_row(state + (row + r) * state_dim, width, s[r]);
+    prefetch_row(state + (row + r) * state_dim, state_dim);
+  }
+  const int64_t first = replay.first_of_window();
+  for (int64_t j = 0; j < (kReplayAll ? replay.rows : replay.stored); ++j) {
+    update_rows<kFamily, kVecs, kRows>(head.a[j], head.b[j], head.v + j * m.height + row,
+                                       m.k + j * m.width, width, s);
+    if (kReplayAll && j >= first) {
+      float* o = head.o + (j - first) * m.height + row;
+      for (size_t r = 0; r < kRows; ++r)
+        o[r] = hn::GetLane(dot(s[r], m.q + (j - first) * m.width, width));
+    }
+    if (j + 1 == replay.stored) {
+      for (size_t r = 0; r < kRows; ++r) store_row(s[r], width, state + (row + r) * state_dim);
+    }
+  }
+  if constexpr (!kReplayAll) {
+    for (int64_t i = 0; i < replay.window; ++i) {
+      float* o = head.o + i * m.height + row;
+      for (size_t r = 0; r < kRows; ++r)
+        o[r] += hn::GetLane(dot(s[r], head.t + i * m.width, width));
+    }
+  }
+}
+
+template <Family kFamily, bool kReplayAll, size_t kVecs, class StateT>
+void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch& head,
+                  const RecurrentShape& shape, StateT* state) {
+  // Two rows at a time hide each other's latencies as long as both fit into the registers.
+  constexpr int64_t kRows = kVecs > 0 && 2 * kVecs <= (kLanes == 16 ? 16 : 8) ? 2 : 1;
+  const RowWidth<kVecs> width(shape.state_dim);
+  int64_t row = 0;
+  for (; row + kRows <= shape.head_dim; row += kRows)
+    stream_rows<kFamily, kReplayAll, kVecs, kRows>(replay, m, head, width, shape.state_dim, state,
+                                                   row);
+  for (; row < shape.head_dim; ++row)
+    stream_rows<kFamily, kReplayAll, kVecs, 1>(replay, m, head, width, shape.state_dim, state, row);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace replayssm::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,145 @@
+// What the commands print, with the bundled models.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/program.h"
+
+namespace {
+
+using nlohmann::json;
+using replayssm::testing::quoted;
+using replayssm::testing::run;
+
+constexpr const char* kQuiet = "2>/dev/null </dev/null";
+const std::vector<std::string> kModels = {"tiny-qwen3.5", "tiny-nemotron-h"};
+
+json golden(const std::string& model) {
+  return json::parse(std::ifstream(REPLAYSSM_SOURCE_DIR "/tests/golden/" + model + ".json"));
+}
+
+std::string joined(const std::vector<int32_t>& ids) {
+  std::string text;
+  for (const int32_t id : ids) text += (text.empty() ? "" : ",") + std::to_string(id);
+  return text;
+}
+
+json parsed(const std::vector<std::string>& arguments) {
+  const auto result = run(arguments, kQuiet);
+  EXPECT_EQ(result.status, 0) << result.output;
+  return json::parse(result.output);
+}
+
+// The records' float32 logits: 2e-3 of their scale is what the project promises.
+TEST(Logits, AreTheRecordedOnes) {
+  for (const std::string& model : kModels) {
+    const json prompt = golden(model)["prompts"][0];
+    const auto ids = prompt["ids"].get<std::vector<int32_t>>();
+    const json result = parsed({"logits", model, "--ids", joined(ids), "--positions",
+                                "0-" + std::to_string(ids.size() - 1), "--json", "--dtype",
+                                "float32", "--max-num-batched-tokens", "4"});
+    ASSERT_EQ(result["logits"].size(), ids.size());
+    for (size_t position = 0; position < ids.size(); ++position) {
+      const json& top_ids = prompt["top_ids"][position];
+      const json& top_logits = prompt["top_logits"][position];
+      for (size_t i = 0; i < top_ids.size(); ++i) {
+        const double expected = top_logits[i];
+        const double actual = result["logits"][position][top_ids[i].get<size_t>()];
+        EXPECT_NEAR(actual, expected, 2e-3 * std::abs(top_logits[0].get<double>()));
+      }
+    }
+  }
+}
+
+// Two prompts together, on every route, give the recorded greedy ids wherever the best logit leads
+// by more than the error that is promised for it.
+TEST(Generate, GivesTheRecordedTokensOnEveryRoute) {
+  const std::vector<std::vector<std::string>> routes = {
+      {"--no-use-replayssm"},
+      {"--replayssm-route", "output_only"},
+      {"--replayssm-route", "state_and_output", "--replayssm-buffer-len", "3"}};
+  for (const std::string& model : kModels) {
+    const json prompts = golden(model)["prompts"];
+    for (const auto& route : routes) {
+      std::vector<std::string> arguments = {
+          "generate", model,     "--prompt",     prompts[0]["text"], "--prompt", prompts[1]["text"],
+          "--dtype",  "float32", "--ignore-eos", "--max-tokens",     "16",       "--logprobs",
+          "1"};
+      arguments.insert(arguments.end(), route.begin(), route.end());
+      std::istringstream lines(run(arguments, kQuiet).output);
+      std::vector<std::vector<int32_t>> ids(2);
+      for (std::string line; std::getline(lines, line);) {
+        const json token = json::parse(line);
+        EXPECT_EQ(token["top"][0]["id"], token["id"]);
+        ids.at(token["prompt"]).push_back(token["id"]);
+      }
+      for (size_t prompt = 0; prompt < ids.size(); ++prompt) {
+        ASSERT_EQ(ids[prompt].size(), 16);
+        for (size_t i = 0; i < 16; ++i) {
+          if (prompts[prompt]["greedy_margins"][i] < 0.1) break;
+          EXPECT_EQ(ids[prompt][i], prompts[prompt]["greedy_ids"][i]) << model << " token " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Generate, ReadsThePromptFromAnywhere) {
+  const std::string prompt = "def add(a, b):\n    ";
+  const std::string file = ::testing::TempDir() + "replayssm_cli_test_prompt";
+  std::ofstream(file) << prompt;
+  const std::vector<std::string> base = {"generate", "tiny-qwen3.5", "--max-tokens", "6"};
+  const auto with = [&](std::vector<std::string> more, const std::string& redirections) {
+    std::vector<std::string> arguments = base;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments, redirections).output;
+  };
+  const std::string expected = with({"--prompt", prompt}, kQuiet);
+  EXPECT_GT(expected.size(), 6);
+  EXPECT_EQ(with({"--prompt-file", file}, kQuiet), expected);
+  EXPECT_EQ(with({}, "2>/dev/null <" + quoted(file)), expected);
+  EXPECT_EQ(with({"--prompt", prompt, "--max-num-seqs", "1", "--prompt", prompt}, kQuiet),
+            expected + expected);
+  EXPECT_EQ(with({"--prompt", prompt, "--stop", expected.substr(2, 3)}, kQuiet),
+            expected.substr(0, 2) + "\n");
+  EXPECT_NE(with({"--prompt", prompt, "--chat"}, kQuiet), expected);
+  std::remove(file.c_str());
+}
+
+TEST(BenchAccuracy, AgreesOnEveryRoute) {
+  const json report = parsed({"bench", "accuracy", "tiny-nemotron-h", "--text",
+                              REPLAYSSM_SOURCE_DIR "/models/eval.txt", "--dtype", "float32",
+                              "--max-tokens", "100", "--window", "24", "--json"});
+  ASSERT_EQ(report["results"].size(), 4);
+  const double expected = report["results"][0]["mean_nll"];
+  for (const json& result : report["results"]) {
+    EXPECT_EQ(result["tokens"], 4 * 23 + 3);
+    EXPECT_NEAR(result["mean_nll"], expected, 2e-3);
+    EXPECT_DOUBLE_EQ(result["perplexity"], std::exp(result["mean_nll"].get<double>()));
+  }
+}
+
+TEST(BenchDecode, ReportsEveryRoute) {
+  const json report = parsed({"bench", "decode", "tiny-qwen3.5", "--batch-size", "3", "--num-steps",
+                              "5", "--warmup-steps", "0", "--repeats", "1", "--prompt-len", "5",
+                              "--replayssm-buffer-len", "4", "--json"});
+  ASSERT_EQ(report["results"].size(), 3);
+  EXPECT_EQ(report["num_steps"], 16);
+  EXPECT_GT(report["bandwidth"]["read_gb_per_second"], 0);
+  for (const json& result : report["results"]) {
+    const double ms = result["ms_per_step"];
+    EXPECT_DOUBLE_EQ(result["tokens_per_second"], 3e3 / ms);
+    double stages = 0;
+    for (const auto& [name, value] : result["stages"].items()) stages += value.get<double>();
+    EXPECT_GT(result["stages"]["ssm"], 0);
+    EXPECT_LT(stages, 1.05 * ms) << result;
+    EXPECT_GT(stages, 0.5 * ms) << result;
+  }
+  // 6 layers of 4 heads x 128 x 128 fp32, 3 rows, read and written.
+  EXPECT_EQ(report["results"][0]["state_bytes_per_step"], 6.0 * 4 * 128 * 128 * 4 * 3 * 2);
+}
+
+}  // namespace

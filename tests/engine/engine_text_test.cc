@@ -1,0 +1,136 @@
+// Text of requests: a model that says what it is told to, with a bundled model's tokenizer.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "engine/engine.h"
+
+namespace replayssm {
+namespace {
+
+// Says the given tokens, whatever the prompt of one token.
+class Parrot final : public Model {
+ public:
+  Parrot(std::vector<int32_t> words, int64_t vocab) : words_(std::move(words)) {
+    config_.vocab_size = vocab;
+    config_.max_positions = 1000;
+    config_.eos_ids = {0, 2};
+  }
+  const ModelConfig& config() const override { return config_; }
+  DType activation_dtype() const override { return DType::kFloat32; }
+  int64_t weight_bytes() const override { return 0; }
+  StageTimes& stage_times() override { return stage_times_; }
+  void forward(const Batch& batch, const StateView&, float* logits) override {
+    std::fill(logits, logits + config_.vocab_size, 0.0F);
+    logits[words_.at(batch.position[0])] = 9;
+  }
+
+ private:
+  std::vector<int32_t> words_;
+  ModelConfig config_;
+  StageTimes stage_times_;
+};
+
+struct Said {
+  std::string text;
+  std::vector<std::string> pieces;
+  FinishReason finish = FinishReason::kNone;
+  size_t tokens = 0;
+};
+
+const Tokenizer& tokenizer() {
+  static const Tokenizer instance(std::string(REPLAYSSM_SOURCE_DIR) + "/models/tiny-qwen3.5");
+  return instance;
+}
+
+Said say(const std::vector<int32_t>& words, std::vector<std::string> stop, bool ignore_eos = true) {
+  Parrot model(words, tokenizer().size());
+  Engine engine(model, &tokenizer(), {});
+  Request request;
+  request.prompt = {65};
+  request.max_tokens = static_cast<int64_t>(words.size());
+  request.stop = std::move(stop);
+  request.ignore_eos = ignore_eos;
+  engine.add(request);
+  Said said;
+  while (!engine.idle()) {
+    for (const RequestOutput& output : engine.step()) {
+      said.text += output.text;
+      said.pieces.push_back(output.text);
+      said.finish = output.finish;
+      ++said.tokens;
+    }
+  }
+  return said;
+}
+
+// Tokens of a text, one byte each: every character and stop string crosses token boundaries.
+std::vector<int32_t> bytes_of(std::string_view text) {
+  std::vector<int32_t> ids;
+  for (const char byte : text) {
+    for (int32_t id = 0; id < tokenizer().size(); ++id) {
+      const std::string_view bytes = tokenizer().token_bytes(id);
+      if (bytes.size() != 1 || bytes[0] != byte || tokenizer().is_special(id)) continue;
+      ids.push_back(id);
+      break;
+    }
+  }
+  return ids;
+}
+
+TEST(EngineText, IsTheDecodedOutput) {
+  const std::string text = "naïve → 日本語 🙂!";
+  ASSERT_EQ(bytes_of(text).size(), text.size());
+  for (const auto& ids : {bytes_of(text), tokenizer().encode(text)}) {
+    const Said said = say(ids, {});
+    EXPECT_EQ(said.text, text);
+    EXPECT_EQ(said.finish, FinishReason::kLength);
+    for (const std::string& piece : said.pieces) {  // never begins within a character
+      EXPECT_TRUE(piece.empty() || (static_cast<unsigned char>(piece[0]) & 0xc0) != 0x80);
+    }
+  }
+}
+
+TEST(EngineText, EndsBeforeTheStopString) {
+  const std::string text = "one two 日本 three";
+  for (const auto& [stop, expected] :
+       std::vector<std::pair<std::vector<std::string>, std::string>>{{{"two"}, "one "},
+                                                                     {{"本"}, "one two 日"},
+                                                                     {{" 日本 "}, "one two"},
+                                                                     {{"x", "e t"}, "on"}}) {
+    for (const auto& ids : {bytes_of(text), tokenizer().encode(text)}) {
+      const Said said = say(ids, stop);
+      EXPECT_EQ(said.text, expected);
+      EXPECT_EQ(said.finish, FinishReason::kStop);
+      EXPECT_LT(said.tokens, ids.size());
+    }
+  }
+}
+
+TEST(EngineText, GivesBackWhatItHeldWhenTheOutputEnds) {
+  const Said said = say(bytes_of("a stop sto"), {"stop!"});
+  EXPECT_EQ(said.text, "a stop sto");
+  EXPECT_EQ(said.finish, FinishReason::kLength);
+}
+
+TEST(EngineText, ReplacesACharacterThatNeverCompletes) {
+  auto ids = bytes_of("a日");
+  ids.pop_back();
+  EXPECT_EQ(say(ids, {}).text, "a\xef\xbf\xbd");
+  const Said said = say(ids, {"\xef\xbf\xbd"});  // only the end of the output makes it one
+  EXPECT_EQ(said.text, "a");
+  EXPECT_EQ(said.finish, FinishReason::kStop);
+}
+
+TEST(EngineText, LeavesOutTheTokenThatEndsIt) {
+  auto ids = bytes_of("abc");
+  ids.insert(ids.begin() + 2, 2);
+  const Said stopped = say(ids, {}, false);
+  EXPECT_EQ(stopped.text, "ab");
+  EXPECT_EQ(stopped.tokens, 3);
+  EXPECT_EQ(stopped.finish, FinishReason::kStop);
+  EXPECT_EQ(say(ids, {}).text, "abc");
+}
+
+}  // namespace
+}  // namespace replayssm

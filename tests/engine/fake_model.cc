@@ -1,0 +1,212 @@
+#include "engine/fake_model.h"
+
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "core/check.h"
+#include "engine/philox.h"
+#include "replay/cursor.h"
+
+namespace replayssm::testing {
+namespace {
+
+constexpr uint64_t kEmpty = 0;  // the hash of no tokens: that of zeroed memory
+
+// One sequence of a batch.
+struct Row {
+  const Batch& batch;
+  const StateView& state;
+  const ModelConfig& config;
+  int64_t index;
+
+  int64_t begin() const { return batch.query_start[index]; }
+  int64_t window() const { return batch.query_start[index + 1] - begin(); }
+  int32_t slot() const { return batch.slot[index]; }
+  bool paged() const { return config.count(Mixer::kAttention) > 0; }
+  bool decodes() const { return index < batch.decodes; }
+  const Cursor& cursor() const { return state.cursors[slot()]; }
+
+  int32_t token(int64_t i) const { return batch.token_ids[begin() + i]; }
+
+  // Where layer `layer` keeps the key of a position: its first element holds the token.
+  float& key(int64_t layer, int64_t position) const {
+    const int64_t at = position / state.kv_block_size;
+    REPLAYSSM_CHECK(at < batch.block_table_stride, "no block for position ", position);
+    const int32_t block = batch.block_table[index * batch.block_table_stride + at];
+    REPLAYSSM_CHECK(block >= 0, "block=", block);
+    const AttentionConfig& attention = config.attention;
+    const int64_t block_size = attention.kv_heads * state.kv_block_size * attention.head_dim;
+    return static_cast<float*>(
+        state.kv_keys[layer])[block * block_size +
+                              position % state.kv_block_size * attention.head_dim];
+  }
+};
+
+// The memory of one recurrent layer for one slot.
+struct Memory {
+  const Row& row;
+  int64_t layer;
+
+  uint64_t& hash() const {
+    const Mamba2Config& mamba = row.config.mamba2;
+    auto* checkpoint = static_cast<float*>(row.state.recurrent[layer].checkpoint);
+    return *reinterpret_cast<uint64_t*>(checkpoint + row.slot() * mamba.heads * mamba.head_dim *
+                                                         mamba.state_dim);
+  }
+  float& ring(int64_t counter) const {
+    const RingConfig& ring = row.state.ring;
+    const int64_t rows = ring_rows(ring.buffer_len, ring.max_window);
+    auto* v = static_cast<float*>(row.state.recurrent[layer].ring_v);
+    return v[(row.slot() * rows + counter % rows) * row.config.mamba2.inner()];
+  }
+  float& conv(int64_t counter) const {
+    const RingConfig& ring = row.state.ring;
+    const int64_t rows = conv_rows(ring.conv_kernel, ring.max_window);
+    auto* inputs = static_cast<float*>(row.state.conv_inputs[layer]);
+    return inputs[(row.slot() * rows + counter % rows) * row.config.mamba2.conv_channels()];
+  }
+  uint64_t extend(uint64_t hash, int64_t from, int64_t to) const {
+    for (int64_t i = from; i < to; ++i) hash = extend_hash(hash, static_cast<int32_t>(ring(i)));
+    return hash;
+  }
+};
+
+void check_batch(const Batch& batch, const StateView& state, const ModelConfig& config) {
+  const int64_t sequences = batch.sequences();
+  const auto tokens = static_cast<int64_t>(batch.token_ids.size());
+  REPLAYSSM_CHECK(sequences > 0 && batch.decodes <= sequences, "sequences=", sequences);
+  REPLAYSSM_CHECK(static_cast<int64_t>(batch.query_start.size()) == sequences + 1 &&
+                      static_cast<int64_t>(batch.position.size()) == sequences &&
+                      batch.query_start.front() == 0 && batch.query_start.back() == tokens,
+                  "sizes");
+  for (const int32_t id : batch.token_ids) {
+    REPLAYSSM_CHECK(id >= 0 && id < config.vocab_size, "id=", id);
+  }
+  for (const int32_t at : batch.logit_tokens) {
+    REPLAYSSM_CHECK(at >= 0 && at < tokens, "logit token ", at);
+  }
+  const std::set<int32_t> slots(batch.slot.begin(), batch.slot.end());
+  REPLAYSSM_CHECK(static_cast<int64_t>(slots.size()) == sequences, "a slot twice");
+  const auto layers = static_cast<size_t>(config.count(Mixer::kMamba2));
+  REPLAYSSM_CHECK(state.recurrent.size() == layers && state.conv_inputs.size() == layers, "layers");
+  std::set<int32_t> blocks;
+  for (const int32_t block : batch.block_table) {
+    REPLAYSSM_CHECK(block < 0 || blocks.insert(block).second, "block ", block, " twice");
+  }
+}
+
+void check_cursor(const Row& row) {
+  const Cursor& cursor = row.cursor();
+  const RingConfig& ring = row.state.ring;
+  const int64_t window = row.window();
+  REPLAYSSM_CHECK(window > 0, "window=", window);
+  REPLAYSSM_CHECK(row.batch.position[row.index] == committed_tokens(cursor, ring), "position ",
+                  row.batch.position[row.index], " but ", committed_tokens(cursor, ring),
+                  " committed");
+  if (row.decodes()) {
+    REPLAYSSM_CHECK(window <= ring.max_window, "window=", window);
+    REPLAYSSM_CHECK(
+        cursor.ring_count + window <= cursor.ring_limit && cursor.ring_limit <= ring.buffer_len,
+        "count=", cursor.ring_count, " limit=", cursor.ring_limit);
+  } else {
+    REPLAYSSM_CHECK(cursor.ring_count == 0 && cursor.fold_count == 0, "prefill on a full ring");
+  }
+  if (row.state.route == Route::kConventional) {
+    REPLAYSSM_CHECK(cursor.ring_count == 0 && cursor.fold_count == 0, "conventional with a ring");
+  }
+}
+
+// Runs one layer over a row; returns the hash after each of its tokens.
+std::vector<uint64_t> run_layer(const Row& row, const Memory& memory) {
+  const Cursor& cursor = row.cursor();
+  const int64_t head = cursor.ring_start + cursor.ring_count;
+  const bool through_ring = row.decodes() && row.state.route != Route::kConventional;
+  if (cursor.fold_count > 0) {
+    memory.hash() =
+        memory.extend(memory.hash(), cursor.ring_start - cursor.fold_count, cursor.ring_start);
+  }
+  std::vector<uint64_t> hashes;
+  uint64_t hash = memory.extend(memory.hash(), cursor.ring_start, head);
+  for (int64_t i = 0; i < row.window(); ++i) {
+    const int64_t position = row.batch.position[row.index] + i;
+    for (int64_t tap = 1; row.paged() && tap < row.state.ring.conv_kernel; ++tap) {
+      const float expected = position < tap ? 0.0F : static_cast<float>(row.key(0, position - tap));
+      REPLAYSSM_CHECK(memory.conv(head + i - tap) == expected, "conv input of tap ", tap);
+    }
+    memory.conv(head + i) = static_cast<float>(row.token(i));
+    if (through_ring) memory.ring(head + i) = static_cast<float>(row.token(i));
+    hash = extend_hash(hash, row.token(i));
+    hashes.push_back(hash);
+  }
+  if (!through_ring) memory.hash() = hash;
+  return hashes;
+}
+
+// The recurrent state and the KV blocks must hold the same tokens.
+void check_history(const Row& row, uint64_t hash) {
+  uint64_t expected = kEmpty;
+  for (int64_t p = 0; p < row.batch.position[row.index] + row.window(); ++p) {
+    expected = extend_hash(expected, static_cast<int32_t>(row.key(0, p)));
+  }
+  REPLAYSSM_CHECK(hash == expected, "recurrent state and KV hold different tokens");
+}
+
+}  // namespace
+
+uint64_t extend_hash(uint64_t hash, int32_t token) {
+  const auto bits = philox({static_cast<uint32_t>(token), 1, 2, 3},
+                           {static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32)});
+  return (uint64_t{bits[0]} << 32) | bits[1];
+}
+
+std::vector<float> logits_of(uint64_t hash, int64_t vocab) {
+  std::vector<float> logits(vocab);
+  for (int64_t i = 0; i < vocab; ++i) logits[i] = static_cast<float>(4 * uniform(hash, i));
+  return logits;
+}
+
+FakeModel::FakeModel(int64_t vocab, int64_t max_positions, bool attention) {
+  config_.vocab_size = vocab;
+  config_.max_positions = max_positions;
+  config_.hidden_size = 8;
+  config_.layers = {{.mixer = Mixer::kMamba2}, {.mixer = Mixer::kMamba2}};
+  config_.mamba2 = {.heads = 2, .head_dim = 4, .groups = 1, .state_dim = 8, .norm_groups = 1};
+  if (!attention) return;
+  config_.layers.insert(config_.layers.begin() + 1, 2, {.mixer = Mixer::kAttention});
+  config_.attention = {.heads = 2, .kv_heads = 1, .head_dim = 4};
+}
+
+void FakeModel::forward(const Batch& batch, const StateView& state, float* logits) {
+  if (forwards++ == fail_at_forward) fail("the device is on fire");
+  check_batch(batch, state, config_);
+  const int64_t attention_layers = config_.count(Mixer::kAttention);
+  std::vector<uint64_t> hashes;  // of every token of the batch
+  for (int64_t s = 0; s < batch.sequences(); ++s) {
+    const Row row{batch, state, config_, s};
+    check_cursor(row);
+    folds += row.cursor().fold_count > 0;
+    for (int64_t layer = 0; layer < attention_layers; ++layer) {
+      for (int64_t i = 0; i < row.window(); ++i) {
+        row.key(layer, batch.position[s] + i) = static_cast<float>(row.token(i));
+      }
+    }
+    std::vector<uint64_t> first;
+    for (int64_t layer = 0; layer < config_.count(Mixer::kMamba2); ++layer) {
+      const auto result = run_layer(row, {row, layer});
+      REPLAYSSM_CHECK(layer == 0 || result == first, "layers disagree");
+      first = result;
+    }
+    if (row.paged()) check_history(row, first.back());
+    hashes.insert(hashes.end(), first.begin(), first.end());
+  }
+  mixed_forwards += batch.decodes > 0 && batch.decodes < batch.sequences();
+  for (const int32_t at : batch.logit_tokens) {
+    std::vector<float> row = logits_of(hashes[at], config_.vocab_size);
+    if (batch.token_ids[at] == nan_after) row[1] = std::nanf("");
+    std::memcpy(logits, row.data(), row.size() * sizeof(float));
+    logits += config_.vocab_size;
+  }
+}
+
+}  // namespace replayssm::testing

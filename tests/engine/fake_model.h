@@ -1,0 +1,44 @@
+// A model whose logits are a function of a sequence's own tokens, and which remembers those tokens
+// in nothing but the state it is given: the hash of the folded ones in the checkpoint, the others
+// in the ring, the last ones in the convolution's inputs, all of them in the KV blocks. Whatever
+// the engine mixes up therefore shows, either as a broken contract (Error) or as other tokens.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/model.h"
+
+namespace replayssm::testing {
+
+// Extends a sequence's hash by one token.
+uint64_t extend_hash(uint64_t hash, int32_t token);
+
+// The logits after a sequence with this hash.
+std::vector<float> logits_of(uint64_t hash, int64_t vocab);
+
+class FakeModel final : public Model {
+ public:
+  explicit FakeModel(int64_t vocab = 64, int64_t max_positions = 256, bool attention = true);
+
+  const ModelConfig& config() const override { return config_; }
+  DType activation_dtype() const override { return DType::kFloat32; }
+  int64_t weight_bytes() const override { return 0; }
+  void forward(const Batch& batch, const StateView& state, float* logits) override;
+  StageTimes& stage_times() override { return stage_times_; }
+
+  ModelConfig& mutable_config() { return config_; }
+
+  int64_t fail_at_forward = -1;  // the forward pass of this number throws
+  int32_t nan_after = -1;        // logits are NaN where the last token is this one
+  int64_t forwards = 0;
+  int64_t mixed_forwards = 0;  // with decodes and prompts
+  int64_t folds = 0;
+
+ private:
+  ModelConfig config_;
+  StageTimes stage_times_;
+};
+
+}  // namespace replayssm::testing

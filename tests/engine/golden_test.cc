@@ -1,0 +1,206 @@
+// Logits of every model family against reference implementations (tests/golden/README.md).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "engine/rows_fixture.h"
+#include "engine/sampler.h"
+#include "model/tokenizer.h"
+
+namespace replayssm::testing {
+namespace {
+
+// Records hold five decimals; two implementations in fp32 differ by rounding alone.
+constexpr double kLogitTolerance = 2e-3;  // of the logits' root mean square
+
+double root_mean_square(const std::vector<float>& x) {
+  return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0) /
+                   static_cast<double>(x.size()));
+}
+
+std::string first_characters(const std::string& text, int64_t count) {
+  size_t end = 0;
+  while (end < text.size()) {
+    const bool starts_character = (static_cast<unsigned char>(text[end]) & 0xc0) != 0x80;
+    if (starts_character && count-- == 0) break;
+    ++end;
+  }
+  return text.substr(0, end);
+}
+
+class BundledModel : public ::testing::TestWithParam<const char*> {
+ protected:
+  json record_ = read_json(repository() / "tests/golden" / (std::string(GetParam()) + ".json"));
+  ThreadPool pool_{1};
+  std::unique_ptr<Model> model_ =
+      load_cpu_model(repository() / "models" / GetParam(), DType::kFloat32, pool_);
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, BundledModel, ::testing::Values("tiny-nemotron-h", "tiny-qwen3.5"),
+                         [](const auto& info) { return "model" + std::to_string(info.index); });
+
+TEST_P(BundledModel, PromptLogitsMatchTheRecord) {
+  for (const json& prompt : record_["prompts"]) {
+    const auto ids = prompt["ids"].get<std::vector<int32_t>>();
+    const auto logits = prompt_logits(*model_, ids);
+    const int64_t vocab = model_->config().vocab_size;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const auto row = std::span(logits).subspan(i * vocab, vocab);
+      const double scale = root_mean_square({row.begin(), row.end()});
+      EXPECT_NEAR(log_sum_exp(row), prompt["logsumexp"][i].get<double>(), kLogitTolerance * scale);
+      for (size_t k = 0; k < 10; ++k) {
+        const int32_t id = prompt["top_ids"][i][k];
+        ASSERT_NEAR(row[id], prompt["top_logits"][i][k].get<double>(), kLogitTolerance * scale)
+            << "position " << i << " id " << id;
+      }
+    }
+  }
+}
+
+// Every route and buffer length decodes the recorded text, up to the first end of text and wherever
+// the two best logits are further apart than the tolerance.
+TEST_P(BundledModel, GreedyTextMatchesTheRecordOnEveryRoute) {
+  const auto& eos = model_->config().eos_ids;
+  const std::pair<Route, int32_t> settings[] = {
+      {Route::kConventional, 16},  {Route::kStateAndOutput, 16}, {Route::kOutputOnly, 16},
+      {Route::kStateAndOutput, 3}, {Route::kOutputOnly, 1},      {Route::kOutputOnly, 2},
+      {Route::kOutputOnly, 7},     {Route::kOutputOnly, 64}};
+  for (const auto& [route, buffer_len] : settings) {
+    int64_t compared = 0;
+    for (const json& prompt : record_["prompts"]) {
+      const auto ids = prompt["ids"].get<std::vector<int32_t>>();
+      const auto want = prompt["greedy_ids"].get<std::vector<int32_t>>();
+      Rows rows(*model_, {.route = route, .buffer_len = buffer_len, .rows = 1, .context = 256});
+      const int32_t last = static_cast<int32_t>(ids.size()) - 1;
+      auto logits = rows.prefill(std::vector<RowTokens>{{0, ids}}, std::vector{last});
+      for (size_t i = 0; i < want.size(); ++i) {
+        const double scale = root_mean_square({logits.begin(), logits.end()});
+        if (prompt["greedy_margins"][i].get<double>() > 2 * kLogitTolerance * scale) {
+          const auto best = std::ranges::max_element(logits) - logits.begin();
+          ASSERT_EQ(best, want[i]) << route_name(route) << " B=" << buffer_len << " token " << i;
+          ++compared;
+        }
+        if (std::ranges::count(eos, want[i])) break;
+        logits = rows.decode(std::vector{want[i]});
+      }
+    }
+    EXPECT_GT(compared, 100);
+  }
+}
+
+TEST_P(BundledModel, MeanLossMatchesTheRecord) {
+  const Tokenizer tokenizer(repository() / "models" / GetParam());
+  const std::string text = read_text(repository() / "models/eval.txt");
+  auto ids = tokenizer.encode(first_characters(text, 60000));
+  ids.resize(8192);
+  double nll = 0;
+  int64_t tokens = 0;
+  const int64_t vocab = model_->config().vocab_size;
+  for (size_t start = 0; start < ids.size(); start += 2048) {
+    const std::vector<int32_t> window(ids.begin() + start, ids.begin() + start + 2048);
+    const auto logits = prompt_logits(*model_, window);
+    for (size_t i = 0; i + 1 < window.size(); ++i, ++tokens) {
+      const auto row = std::span(logits).subspan(i * vocab, vocab);
+      nll += log_sum_exp(row) - row[window[i + 1]];
+    }
+  }
+  EXPECT_EQ(tokens, record_["perplexity"]["tokens"].get<int64_t>());
+  EXPECT_NEAR(nll / static_cast<double>(tokens), record_["perplexity"]["mean_nll"].get<double>(),
+              2e-3);
+}
+
+// bf16 rounds each projection's input, the ring and the KV cache to 8 bits: a relative error of
+// 2^-9 per rounding. Two dozen of them add up like a random walk to about 1% of the logits' scale,
+// and the loss moves by the square of that.
+TEST_P(BundledModel, Bfloat16StaysCloseToFloat32) {
+  const auto narrow = load_cpu_model(repository() / "models" / GetParam(), DType::kBFloat16, pool_);
+  const int64_t vocab = model_->config().vocab_size;
+  for (const json& prompt : record_["prompts"]) {
+    const auto ids = prompt["ids"].get<std::vector<int32_t>>();
+    const auto exact = prompt_logits(*model_, ids), rounded = prompt_logits(*narrow, ids);
+    double divergence = 0;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const auto p = std::span(exact).subspan(i * vocab, vocab);
+      const auto q = std::span(rounded).subspan(i * vocab, vocab);
+      const double log_p = log_sum_exp(p), log_q = log_sum_exp(q);
+      for (int64_t id = 0; id < vocab; ++id)
+        divergence += std::exp(p[id] - log_p) * ((p[id] - log_p) - (q[id] - log_q));
+    }
+    EXPECT_LT(divergence / static_cast<double>(ids.size()), 2e-3);
+  }
+}
+
+class RandomModel : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, RandomModel,
+                         ::testing::Values("mamba2", "nemotron_h_latent_moe_headdim80",
+                                           "nemotron_h_moe", "qwen3_5_moe_text", "qwen3_5_text",
+                                           "qwen3_next"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(RandomModel, LogitsMatchTheRecord) {
+  const auto folder = repository() / "tests/golden/random" / GetParam();
+  const json record = read_json(folder / "golden.json");
+  ThreadPool pool(1);
+  const auto model = load_cpu_model(folder, DType::kFloat32, pool);
+  const auto ids = record["ids"].get<std::vector<int32_t>>();
+  const auto logits = prompt_logits(*model, ids);
+  const int64_t vocab = model->config().vocab_size;
+  const int64_t first = record["logits_first_position"];
+  const double scale = root_mean_square(logits);
+  for (size_t i = 0; i < record["logits"].size(); ++i) {
+    for (int64_t id = 0; id < vocab; ++id)
+      ASSERT_NEAR(logits[(first + i) * vocab + id], record["logits"][i][id].get<double>(),
+                  kLogitTolerance * scale)
+          << "position " << first + i << " id " << id;
+  }
+}
+
+TEST_P(RandomModel, StepsEqualThePromptOnEveryRoute) {
+  const auto folder = repository() / "tests/golden/random" / GetParam();
+  ThreadPool pool(1);
+  const auto model = load_cpu_model(folder, DType::kFloat32, pool);
+  const auto ids = read_json(folder / "golden.json")["ids"].get<std::vector<int32_t>>();
+  const auto want = prompt_logits(*model, ids);
+  const int64_t vocab = model->config().vocab_size;
+  const double scale = root_mean_square(want);
+  for (const Route route : {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly}) {
+    Rows rows(*model, {.route = route, .buffer_len = 5, .rows = 2, .context = 64});
+    const std::vector<int32_t> prompt(ids.begin(), ids.begin() + 3), other{9, 8, 7, 6};
+    rows.prefill(std::vector<RowTokens>{{0, prompt}, {1, other}}, std::vector{2});
+    for (size_t i = 3; i < ids.size(); ++i) {
+      const auto logits = rows.decode(std::vector{ids[i], static_cast<int32_t>(i)});
+      for (int64_t id = 0; id < vocab; ++id)
+        ASSERT_NEAR(logits[id], want[i * vocab + id], 1e-4 * scale)
+            << route_name(route) << " token " << i;
+    }
+  }
+}
+
+// A checkpoint in other words is the same model: not a bit of its logits differs from its source's.
+TEST(Dialects, LogitsEqualTheSources) {
+  const std::filesystem::path fixtures = REPLAYSSM_DIALECTS_DIR;
+  ThreadPool pool(1);
+  const auto logits = [&](const std::filesystem::path& folder) {
+    const auto model = load_cpu_model(folder, DType::kFloat32, pool);
+    return prompt_logits(*model, {5, 200, 33, 7, 8, 9, 120, 64, 5, 3, 251, 17});
+  };
+  const json manifest = read_json(fixtures / "manifest.json");
+  std::map<std::string, std::vector<float>> sources;
+  for (const json& fixture : manifest["fixtures"]) {
+    const std::string name = fixture["name"], source = fixture["source"];
+    constexpr std::string_view kFixture = "fixture:";
+    if (!sources.contains(source))
+      sources[source] =
+          logits(source.starts_with(kFixture) ? fixtures / source.substr(kFixture.size())
+                                              : repository() / source);
+    EXPECT_EQ(logits(fixtures / name) == sources[source], fixture["expect"] == "same") << name;
+  }
+  EXPECT_GT(sources.size(), 6);
+}
+
+}  // namespace
+}  // namespace replayssm::testing

@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "core/check.h"
+#include "engine/fake_model.h"
+#include "engine/kv_pool.h"
+#include "engine/slot_pool.h"
+#include "replay/cursor.h"
+
+namespace replayssm {
+namespace {
+
+constexpr RingConfig kRing{.buffer_len = 3, .max_window = 2, .conv_kernel = 4};
+
+// Every array of the pool, with the bytes of one slot in it, from the shapes in the headers.
+std::vector<std::pair<std::byte*, int64_t>> arrays(const SlotPool& pool, const ModelConfig& config,
+                                                   int64_t checkpoint, int64_t activation) {
+  const Mamba2Config& m = config.mamba2;
+  const int64_t rows = 3 + 2, conv = 3 + 2;  // max(3, 2) + 2 and 4 - 1 + 2
+  std::vector<std::pair<std::byte*, int64_t>> result;
+  const auto add = [&](void* data, int64_t bytes) {
+    result.emplace_back(static_cast<std::byte*>(data), bytes);
+  };
+  for (const RecurrentState& state : pool.recurrent()) {
+    add(state.checkpoint, m.heads * m.head_dim * m.state_dim * checkpoint);
+    add(state.ring_v, rows * m.heads * m.head_dim * activation);
+    add(state.ring_k, rows * m.groups * m.state_dim * activation);
+    add(state.ring_b, rows * m.heads * 4);
+    add(state.ring_g, rows * m.heads * 4);
+  }
+  for (void* inputs : pool.conv_inputs()) {
+    add(inputs, conv * (m.heads * m.head_dim + 2 * m.groups * m.state_dim) * activation);
+  }
+  return result;
+}
+
+TEST(SlotPool, IsAsLargeAsItsShapesAndZeroedOnAcquire) {
+  const testing::FakeModel model;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    SlotPool pool(model.config(), kRing, dtype, DType::kBFloat16, 3);
+    const auto memory = arrays(pool, model.config(), dtype_bytes(dtype), 2);
+    int64_t bytes = 0;
+    for (const auto& [data, slot_bytes] : memory) bytes += slot_bytes;
+    EXPECT_EQ(SlotPool::bytes_per_slot(model.config(), kRing, dtype, DType::kBFloat16), bytes);
+    EXPECT_EQ(pool.bytes(), 3 * bytes);
+    for (const auto& [data, slot_bytes] : memory) std::memset(data, 0xff, 3 * slot_bytes);
+    const int32_t slot = pool.acquire();
+    for (const auto& [data, slot_bytes] : memory) {
+      for (int64_t i = 0; i < 3 * slot_bytes; ++i) {
+        ASSERT_EQ(data[i], i / slot_bytes == slot ? std::byte{0} : std::byte{0xff});
+      }
+    }
+  }
+}
+
+TEST(SlotPool, ResetsTheCursorOnAcquire) {
+  const testing::FakeModel model;
+  SlotPool pool(model.config(), kRing, DType::kFloat32, DType::kFloat32, 1);
+  ASSERT_EQ(pool.acquire(), 0);
+  pool.cursor(0) = {.ring_start = 99, .ring_count = 2, .ring_limit = 1, .fold_count = 2};
+  pool.release(0);
+  ASSERT_EQ(pool.acquire(), 0);
+  EXPECT_EQ(committed_tokens(pool.cursor(0), kRing), 0);
+  EXPECT_EQ(pool.cursor(0).ring_count, 0);
+  EXPECT_EQ(pool.cursor(0).ring_limit, kRing.buffer_len);
+  EXPECT_EQ(pool.cursor(0).fold_count, 0);
+}
+
+TEST(SlotPool, HandsOutEverySlotOnce) {
+  const testing::FakeModel model;
+  SlotPool pool(model.config(), kRing, DType::kFloat32, DType::kFloat32, 4);
+  std::set<int32_t> slots;
+  for (int i = 0; i < 4; ++i) slots.insert(pool.acquire());
+  EXPECT_EQ(slots, (std::set<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(pool.acquire(), -1);
+  pool.release(2);
+  EXPECT_THROW(pool.release(2), Error);
+  EXPECT_THROW(pool.release(4), Error);
+  EXPECT_EQ(pool.acquire(), 2);
+}
+
+TEST(KvPool, GrowsTablesByWholeBlocksOrNotAtAll) {
+  const testing::FakeModel model;
+  KvPool pool(model.config(), DType::kBFloat16, 4);
+  const AttentionConfig& attention = model.config().attention;
+  EXPECT_EQ(pool.bytes(),
+            4 * 2 /* layers */ * 2 /* k, v */ * attention.kv_heads * 32 * attention.head_dim * 2);
+  EXPECT_EQ(pool.keys().size(), 2);
+  EXPECT_EQ(pool.values().size(), 2);
+  std::vector<int32_t> a, b;
+  EXPECT_TRUE(pool.grow(a, 1));
+  EXPECT_EQ(a.size(), 1);
+  EXPECT_TRUE(pool.grow(a, 32));
+  EXPECT_EQ(a.size(), 1);
+  EXPECT_TRUE(pool.grow(a, 33));
+  EXPECT_TRUE(pool.grow(b, 32));
+  EXPECT_EQ(a.size(), 2);
+  EXPECT_FALSE(pool.grow(b, 97));
+  EXPECT_EQ(b.size(), 1);
+  EXPECT_EQ(pool.free_blocks(), 1);
+  EXPECT_EQ((std::set<int32_t>{a[0], a[1], b[0]}).size(), 3);
+  pool.release(a);
+  EXPECT_TRUE(a.empty());
+  EXPECT_TRUE(pool.grow(b, 97));
+  EXPECT_EQ(pool.free_blocks(), 0);
+  EXPECT_TRUE(pool.grow(b, 5));  // never shrinks
+  EXPECT_EQ(b.size(), 4);
+}
+
+}  // namespace
+}  // namespace replayssm

@@ -1,0 +1,40 @@
+// Loading and running whole models in tests.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/rows.h"
+#include "model/model.h"
+
+namespace replayssm::testing {
+
+using cli::Rows;
+using cli::RowTokens;
+using nlohmann::json;
+
+inline std::filesystem::path repository() { return REPLAYSSM_SOURCE_DIR; }
+
+inline std::string read_text(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+inline json read_json(const std::filesystem::path& path) { return json::parse(read_text(path)); }
+
+// Logits of every position of a prompt: [tokens, vocab].
+inline std::vector<float> prompt_logits(Model& model, const std::vector<int32_t>& ids) {
+  const auto count = static_cast<int64_t>(ids.size());
+  Rows rows(model, {.rows = 1, .context = count, .max_logits = count});
+  std::vector<int32_t> wanted(ids.size());
+  for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<int32_t>(i);
+  const auto logits = rows.prefill(std::vector<RowTokens>{{0, ids}}, wanted);
+  return {logits.begin(), logits.end()};
+}
+
+}  // namespace replayssm::testing

@@ -1,0 +1,136 @@
+// The checkpoints in the repository load, whole.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "model/config.h"
+#include "model/folders.h"
+#include "model/weights.h"
+
+namespace replayssm::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Case {
+  std::string folder;
+  // What the configuration describes, worked out by hand from its config.json.
+  int64_t layers, mamba2, gated_delta, attention, dense, moe, mtp;
+  int64_t conv_channels;
+  std::vector<int32_t> eos;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.folder; }
+
+class GoldenLoad : public ::testing::TestWithParam<Case> {};
+
+TEST_P(GoldenLoad, CountsAndSizes) {
+  const Case& c = GetParam();
+  const auto folder = repository() / c.folder;
+  const ModelConfig config = load_config(folder);
+  EXPECT_EQ(config.layers.size(), c.layers);
+  EXPECT_EQ(config.count(Mixer::kMamba2), c.mamba2);
+  EXPECT_EQ(config.count(Mixer::kGatedDelta), c.gated_delta);
+  EXPECT_EQ(config.count(Mixer::kAttention), c.attention);
+  EXPECT_EQ(std::ranges::count(config.layers, ChannelMix::kDense, &LayerConfig::channel_mix),
+            c.dense);
+  EXPECT_EQ(std::ranges::count(config.layers, ChannelMix::kMoe, &LayerConfig::channel_mix), c.moe);
+  EXPECT_EQ(c.mamba2 ? config.mamba2.conv_channels() : config.gated_delta.conv_channels(),
+            c.conv_channels);
+  EXPECT_EQ(config.eos_ids, c.eos);
+
+  const ModelWeights weights = load_weights(folder, config);
+  EXPECT_EQ(weights.layers.size(), c.layers);
+  EXPECT_EQ(weights.mtp.size(), c.mtp);
+  EXPECT_TRUE(weights.skipped.empty());
+}
+
+// No element of the files is lost or used twice.
+TEST_P(GoldenLoad, EveryElementOnce) {
+  const auto folder = repository() / GetParam().folder;
+  int64_t stored = 0, loaded = 0;
+  for (const auto& [name, tensor] : read_safetensors(folder / "model.safetensors")) {
+    int64_t elements = 1;
+    for (const int64_t size : tensor.shape) elements *= size;
+    stored += elements;
+  }
+  const ModelWeights weights = load_weights(folder, load_config(folder));
+  for (const auto& [name, tensor] : list_tensors(weights)) loaded += tensor.elements();
+  EXPECT_EQ(loaded, stored);
+}
+
+const std::string kRandom = "tests/golden/random/";
+
+INSTANTIATE_TEST_SUITE_P(
+    , GoldenLoad,
+    ::testing::Values(
+        Case{kRandom + "mamba2", 3, 3, 0, 0, 0, 0, 0, 128 + 2 * 2 * 32, {1}},
+        Case{kRandom + "nemotron_h_moe", 6, 2, 0, 1, 1, 2, 0, 64 + 2 * 2 * 32, {1}},
+        Case{kRandom + "nemotron_h_latent_moe_headdim80", 6, 2, 0, 1, 1, 2, 0, 240 + 2 * 64, {1}},
+        Case{kRandom + "qwen3_5_text", 4, 0, 3, 1, 4, 0, 0, 2 * 64 + 6 * 48, {}},
+        Case{kRandom + "qwen3_5_moe_text", 4, 0, 3, 1, 0, 4, 0, 2 * 64 + 128, {}},
+        Case{kRandom + "qwen3_next", 4, 0, 3, 1, 0, 4, 0, 2 * 64 + 128, {}},
+        Case{"models/tiny-nemotron-h", 14, 6, 0, 2, 6, 0, 0, 384 + 2 * 2 * 128, {0, 2}},
+        Case{"models/tiny-qwen3.5", 8, 0, 6, 2, 8, 0, 1, 2 * 256 + 512, {0, 2}}));
+
+TEST(GoldenFields, FamiliesToComeAreRefusedByName) {
+  for (const std::string name : {"kimi_linear", "bamba", "falcon_h1", "granitemoehybrid"}) {
+    const std::string error = error_of([&] { load_config(repository() / (kRandom + name)); });
+    EXPECT_THAT(error, HasSubstr("config.json: model_type: unknown architecture \"" + name + '"'));
+    EXPECT_THAT(error, HasSubstr("mamba2, nemotron_h, qwen3_5"));
+  }
+}
+
+// The fields that forward passes read, of one checkpoint per family, by hand.
+TEST(GoldenFields, NemotronFields) {
+  const ModelConfig c = load_config(repository() / (kRandom + "nemotron_h_latent_moe_headdim80"));
+  EXPECT_EQ(c.model_type, "nemotron_h");
+  EXPECT_EQ(c.mamba2.heads, 3);
+  EXPECT_EQ(c.mamba2.head_dim, 80);
+  EXPECT_EQ(c.mamba2.norm_groups, 1);
+  EXPECT_EQ(c.mamba2.dt_max, std::numeric_limits<float>::infinity());
+  EXPECT_EQ(c.attention.head_dim, 16);
+  EXPECT_EQ(c.attention.scale, 0.25f);
+  EXPECT_EQ(c.attention.rotary_dim, 0);
+  EXPECT_FALSE(c.attention.qk_norm || c.attention.output_gate || c.attention.bias);
+  EXPECT_EQ(c.activation, MlpActivation::kReluSquared);
+  EXPECT_EQ(c.moe.experts, 8);
+  EXPECT_EQ(c.moe.top_k, 3);
+  EXPECT_EQ(c.moe.latent, 32);
+  EXPECT_EQ(c.moe.shared_intermediate, 64);
+  EXPECT_EQ(c.moe.scale, 2.5f);
+  EXPECT_TRUE(c.moe.sigmoid_scores && c.moe.correction_bias && c.moe.renormalize);
+  EXPECT_FALSE(c.moe.shared_gate || c.tied_embeddings);
+  EXPECT_EQ(c.bos_id, 0);
+}
+
+TEST(GoldenFields, QwenFields) {
+  const ModelConfig c = load_config(repository() / (kRandom + "qwen3_5_moe_text"));
+  EXPECT_EQ(c.gated_delta.key_heads, 2);
+  EXPECT_EQ(c.gated_delta.value_heads, 4);
+  EXPECT_EQ(c.gated_delta.output_gate, GateKind::kSilu);
+  EXPECT_EQ(c.attention.rotary_dim, 8);
+  EXPECT_EQ(c.attention.rope_theta, 1e7);
+  EXPECT_TRUE(c.attention.qk_norm && c.attention.output_gate);
+  EXPECT_TRUE(c.moe.shared_gate && c.moe.renormalize);
+  EXPECT_FALSE(c.moe.sigmoid_scores || c.moe.correction_bias);
+  EXPECT_EQ(c.norm_eps, 1e-6f);
+  EXPECT_EQ(c.max_positions, 512);
+  EXPECT_EQ(c.bos_id, -1);
+  EXPECT_TRUE(c.eos_ids.empty());
+}
+
+TEST(GoldenFields, Mamba2Fields) {
+  const ModelConfig c = load_config(repository() / (kRandom + "mamba2"));
+  EXPECT_EQ(c.mamba2.groups, 2);
+  EXPECT_EQ(c.mamba2.norm_groups, 1);
+  EXPECT_EQ(c.mamba2.state_dim, 32);
+  EXPECT_EQ(c.vocab_size, 256);
+  EXPECT_TRUE(c.tied_embeddings && c.mamba2.conv_bias);
+  EXPECT_FALSE(c.mamba2.projection_bias);
+}
+
+}  // namespace
+}  // namespace replayssm::testing
