@@ -1,5 +1,6 @@
-// Any bytes as tokenizer.json, and what follows a NUL as a text: either refused with an Error of one
-// line, or a tokenizer that encodes to ids of its own, decodes them, and streams what it decodes.
+// Any bytes as tokenizer.json, and what follows a NUL as a text: either refused with an Error of
+// one line, or a tokenizer that encodes to ids of its own, decodes them, and streams what it
+// decodes.
 #include <unistd.h>
 
 #include <cstdint>
@@ -24,7 +25,9 @@ void require(bool condition) {
 
 class Folder {
  public:
-  Folder() : path_("/tmp/fuzz_tokenizer_" + std::to_string(::getpid())) {
+  Folder()
+      : path_(std::filesystem::temp_directory_path() /
+              ("fuzz_tokenizer_" + std::to_string(::getpid()))) {
     std::filesystem::create_directories(path_);
   }
   ~Folder() { std::filesystem::remove_all(path_); }

@@ -68,9 +68,13 @@ class Value {
   Value(const char* text) : Value(std::string(text)) {}
   Value(List items) : variant_(std::make_shared<const List>(std::move(items))) {}
   Value(Dict dict);
-  template <class T>
-    requires std::is_constructible_v<Variant, std::in_place_type_t<T>, T>
-  explicit Value(T value) : variant_(std::in_place_type<T>, std::move(value)) {}
+  explicit Value(Undefined value) : variant_(std::move(value)) {}
+  explicit Value(None value) : variant_(value) {}
+  explicit Value(Tuple value) : variant_(std::move(value)) {}
+  explicit Value(std::shared_ptr<Generator> value) : variant_(std::move(value)) {}
+  explicit Value(std::shared_ptr<Namespace> value) : variant_(std::move(value)) {}
+  explicit Value(std::shared_ptr<const Callable> value) : variant_(std::move(value)) {}
+  explicit Value(std::shared_ptr<LoopState> value) : variant_(std::move(value)) {}
 
   static Value none() { return Value(None{}); }
   static Value undefined(std::string message);
