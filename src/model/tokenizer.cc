@@ -125,8 +125,8 @@ Tokenizer::Impl::Impl(const JsonField& root)
       pre_tokenizer(root["pre_tokenizer"]),
       post_processor(root),
       added(read_added_tokens(root, nfc, bpe.vocabulary())),
-      raw_matcher(added, false),
-      normalized_matcher(added, true) {
+      raw_matcher(added, false, root),
+      normalized_matcher(added, true, root) {
   check_version(root);
   check_decoder(root);
   std::unordered_set<std::string_view> special;

@@ -96,7 +96,7 @@ _FILTERS = [
     "map(attribute='role')|list", "map(attribute='x', default='y')|join(' ')", "map('first')|list",
     "batch(2)|list", "batch(2, 0)|list", "slice(2)|list", "indent", "indent(2, true)", "indent(2, blank=true)",
     "replace('l', 'L')", "replace('l', '', 1)", "wordcount", "center(12)", "truncate(6)", "truncate(6, true)",
-    "e", "escape|length", "safe", "groupby('role')|list", "sort(attribute='n')|list", "sort(reverse=true)|list",
+    "e|length", "escape|length", "safe|length", "groupby('role')|list", "sort(attribute='n')|list", "sort(reverse=true)|list",
     "format('x')", "urlencode", "attr('zz')|string|length", "sort(attribute='n,content')|list|length",
 ]
 _TESTS = [

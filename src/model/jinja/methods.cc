@@ -109,6 +109,7 @@ std::optional<Value> find_method(const Value& object, const std::string& name) {
     return Value::undefined(
         concat("access to attribute '", name, "' of '", type_name(object), "' object is unsafe."));
   }
+  if (object.tuple() != nullptr && name == "copy") return std::nullopt;
   const Method method = is_dict   ? find_in(kDictMethods, name)
                         : is_list ? find_in(kListMethods, name)
                                   : nullptr;

@@ -144,7 +144,10 @@ Value binary_operation(Interpreter& interpreter, const std::string& operation, c
 }
 
 bool contains(Interpreter& interpreter, const Value& container, const Value& value) {
-  if (container.dict() != nullptr) return container.dict()->find(value) != nullptr;
+  if (container.dict() != nullptr) {
+    if (!hash_key(value)) fail("unhashable type: '", type_name(value), "'");
+    return container.dict()->find(value) != nullptr;
+  }
   if (container.string() != nullptr) {
     if (value.string() == nullptr) {
       fail("'in <string>' requires string as left operand, not ", type_name(value));

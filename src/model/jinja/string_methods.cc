@@ -52,7 +52,7 @@ List rsplit_white_space(std::string_view text, int64_t limit) {
     text = text.substr(0, white_space_at_end(text));
     if (text.empty()) break;
     if (limit >= 0 && static_cast<int64_t>(parts.size()) == limit) {
-      parts.push_back(std::string(text.substr(white_space_at_start(text))));
+      parts.push_back(std::string(text));
       break;
     }
     size_t begin = text.size();

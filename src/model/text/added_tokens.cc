@@ -51,16 +51,17 @@ size_t space_at_start(std::string_view text) {
 
 }  // namespace
 
-AddedTokenMatcher::AddedTokenMatcher(const std::vector<AddedToken>& tokens, bool normalized)
+AddedTokenMatcher::AddedTokenMatcher(const std::vector<AddedToken>& tokens, bool normalized,
+                                     const JsonField& root)
     : nodes_(1) {
   for (const AddedToken& token : tokens) {
     if (token.normalized != normalized || token.normalized_content.empty()) continue;
     tokens_.push_back(token);
-    insert(static_cast<int>(tokens_.size()) - 1, token.normalized_content);
+    insert(static_cast<int>(tokens_.size()) - 1, token.normalized_content, root);
   }
 }
 
-void AddedTokenMatcher::insert(int token, std::string_view content) {
+void AddedTokenMatcher::insert(int token, std::string_view content, const JsonField& root) {
   begins_[static_cast<unsigned char>(content.front())] = true;
   int node = 0;
   for (char byte : content) {
@@ -70,7 +71,7 @@ void AddedTokenMatcher::insert(int token, std::string_view content) {
     if (added) nodes_.emplace_back();
   }
   if (nodes_[node].token != kNone) {
-    fail("added_tokens: two tokens stand for the text \"", content, "\"");
+    root.reject(concat("added_tokens: two tokens stand for the text \"", content, "\""));
   }
   nodes_[node].token = token;
 }

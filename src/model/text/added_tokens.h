@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "model/text/json_field.h"
+
 namespace replayssm::text {
 
 struct AddedToken {
@@ -31,7 +33,8 @@ struct Piece {
 class AddedTokenMatcher {
  public:
   // Takes those of `tokens` whose `normalized` is as given. Throws Error for two equal texts.
-  AddedTokenMatcher(const std::vector<AddedToken>& tokens, bool normalized);
+  // Errors name `root`, the file.
+  AddedTokenMatcher(const std::vector<AddedToken>& tokens, bool normalized, const JsonField& root);
 
   // Appends to `pieces`. Empty pieces of text are left out.
   void split(std::string_view text, std::vector<Piece>& pieces) const;
@@ -43,7 +46,7 @@ class AddedTokenMatcher {
     int token = kNone;
   };
 
-  void insert(int token, std::string_view content);
+  void insert(int token, std::string_view content, const JsonField& root);
   // Index of the longest token at text[at], or kNone.
   int longest_at(std::string_view text, size_t at) const;
 

@@ -1,10 +1,12 @@
 #include "model/text/json_field.h"
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
 #include <sstream>
 
 #include "core/check.h"
+#include "model/text/utf8.h"
 
 namespace replayssm::text {
 
@@ -74,7 +76,14 @@ bool JsonField::flag(std::string_view key, bool fallback) const {
 }
 
 void JsonField::reject(const std::string& message) const {
-  fail(path_, path_.ends_with(": ") ? "" : ": ", message);
+  // Both may quote the file: on one line, and not all of a large string.
+  constexpr size_t kLimit = 600;
+  std::string line = concat(path_, path_.ends_with(": ") ? "" : ": ", message);
+  if (line.size() > kLimit)
+    line = line.substr(0, complete_utf8_prefix(line.substr(0, kLimit))) + "...";
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; }, ' ');
+  fail(line);
 }
 
 void JsonField::reject_type(const char* expected) const {
