@@ -92,6 +92,7 @@ void ThreadPool::work(int thread) {
 }
 
 void ThreadPool::call(int thread) noexcept {
+  const FlushDenormals mode;
   try {
     region_(fn_, thread);
   } catch (...) {

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/flush_denormals.h"
+
 namespace replayssm {
 
 class ThreadPool {
@@ -27,9 +29,9 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls fn(thread) once on every thread, thread in [0, size()), and waits for all of them. The
-  // first exception is rethrown. One region at a time: a second one, from inside or from another
-  // thread, throws Error.
+  // Calls fn(thread) once on every thread, thread in [0, size()), with denormals flushed to zero, and
+  // waits for all of them. The first exception is rethrown. One region at a time: a second one, from
+  // inside or from another thread, throws Error.
   template <class Fn>
   void run(Fn&& fn) {
     using F = std::remove_reference_t<Fn>;
@@ -54,6 +56,7 @@ class ThreadPool {
   void for_ranges(int64_t count, Fn&& fn) {
     const int64_t threads = size();
     if (threads == 1 || count <= 1) {
+      const FlushDenormals mode;
       if (count > 0) fn(int64_t{0}, count, 0);
       return;
     }

@@ -96,6 +96,16 @@ class StepBlock {
     if (!fold_all && params.route == Route::kConventional) replay_.stored = replay_.rows;
   }
 
+  // Asks for the rows of the ring that run() will read.
+  void prefetch_ring() const {
+    if (slot_ < 0) return;
+    const int64_t heads = block_.head_end - block_.head_begin;
+    for (int64_t j = 0; j < history(); ++j) {
+      prefetch(ring_value(j, block_.head_begin), heads * p_.shape.head_dim);
+      prefetch(ring_key(j), p_.shape.state_dim);
+    }
+  }
+
   void run() {
     if (slot_ < 0) return clear_outputs();
     if (replay_.rows == 0 || (replay_.window == 0 && replay_.stored == 0)) return;
@@ -216,15 +226,21 @@ class StepBlock {
   }
 
   const RecurrentStepParams& p_;
-  const Block& block_;
+  const Block block_;
   StepScratch m_;
   Replay replay_;
   int64_t slot_ = -1, first_token_ = 0, first_row_ = 0, ring_rows_ = 0;
 };
 
-void step_block(const RecurrentStepParams& params, const Block& block, float* memory) {
-  dispatch_float(params.state.activation_dtype,
-                 [&]<class ActT>() { StepBlock<ActT>(params, block, memory).run(); });
+// Blocks [begin, end) of the list.
+void step_blocks(const RecurrentStepParams& params, const BlockList& blocks, int64_t begin,
+                 int64_t end, float* memory) {
+  dispatch_float(params.state.activation_dtype, [&]<class ActT>() {
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + 1 < end) StepBlock<ActT>(params, blocks[i + 1], memory).prefetch_ring();
+      StepBlock<ActT>(params, blocks[i], memory).run();
+    }
+  });
 }
 
 }  // namespace
@@ -235,16 +251,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace replayssm::cpu {
 
-HWY_EXPORT(step_block);
+HWY_EXPORT(step_blocks);
 
 void recurrent_step(const RecurrentStepParams& params, void* workspace, ThreadPool& pool) {
   check_recurrent(params.shape, params.batch, params.state);
   const int64_t scratch = StepScratch(nullptr, params.shape, params.batch.ring).floats;
   const BlockList blocks(params.batch.sequences, params.shape, pool.size());
-  const auto kernel = HWY_DYNAMIC_DISPATCH(step_block);
+  const auto kernel = HWY_DYNAMIC_DISPATCH(step_blocks);
   pool.for_ranges(blocks.count(), [&](int64_t begin, int64_t end, int thread) {
-    float* memory = static_cast<float*>(workspace) + thread * scratch;
-    for (int64_t i = begin; i < end; ++i) kernel(params, blocks[i], memory);
+    kernel(params, blocks, begin, end, static_cast<float*>(workspace) + thread * scratch);
   });
 }
 

@@ -28,42 +28,29 @@ HWY_INLINE void update_rows(float a, float b, const float* v, const float* k,
   const D d;
   const auto decay = hn::Set(d, a);
   V write[kRows];
-  if constexpr (kFamily == Family::kMamba2) {
-    for (size_t r = 0; r < kRows; ++r) write[r] = hn::Set(d, b * v[r]);
-    for (size_t i = 0; i < width.vecs(); ++i) {
-      const auto key = hn::Load(d, k + i * kLanes);
-      for (size_t r = 0; r < kRows; ++r)
-        s[r].v[i] = hn::MulAdd(write[r], key, hn::Mul(decay, s[r].v[i]));
-    }
-  } else {
-    for (size_t i = 0; i < width.vecs(); ++i) {
-      for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::Mul(decay, s[r].v[i]);
-    }
-    for (size_t r = 0; r < kRows; ++r) {
-      const auto known = dot(s[r], k, width);
+  for (size_t r = 0; r < kRows; ++r) {
+    if constexpr (kFamily == Family::kMamba2) {
+      write[r] = hn::Set(d, b * v[r]);
+    } else {
+      const auto known = hn::Mul(decay, dot(s[r], k, width));
       write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), known));
     }
-    for (size_t i = 0; i < width.vecs(); ++i) {
-      const auto key = hn::Load(d, k + i * kLanes);
-      for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::MulAdd(write[r], key, s[r].v[i]);
-    }
+  }
+  for (size_t i = 0; i < width.vecs(); ++i) {
+    const auto key = hn::Load(d, k + i * kLanes);
+    for (size_t r = 0; r < kRows; ++r)
+      s[r].v[i] = hn::MulAdd(write[r], key, hn::Mul(decay, s[r].v[i]));
   }
 }
 
-// How far ahead of the row at hand the state is fetched: enough to keep memory busy while a head's
-// ring is gathered and its query walked back.
-inline constexpr int64_t kPrefetchBytes = 8192;
-
-template <class StateT>
-HWY_INLINE void prefetch_row(const StateT* row, int64_t state_dim) {
-  const auto* line = reinterpret_cast<const char*>(row) + kPrefetchBytes;
-  for (int64_t i = 0; i < state_dim * static_cast<int64_t>(sizeof(StateT)); i += 64)
-    __builtin_prefetch(line + i, 0, 2);
-}
+// How far ahead of the row at hand the state is fetched. States of heads and of neighbouring slots
+// follow one another in memory, so what comes next is what lies behind.
+inline constexpr int64_t kPrefetchBytes = 65536;
 
 // Replays rows in registers and stores the state after `stored` of them.
-//   kReplayAll (conventional, state_and_output): all rows; the window's outputs are read off the
-//   state otherwise (output_only): the stored rows; then S t is added to every output of the window
+//   kReplayAll (conventional, state_and_output): all rows, and the window's outputs are read off
+//   them. Otherwise (output_only): the stored rows, then S t is added to every output of the
+//   window.
 template <Family kFamily, bool kReplayAll, size_t kVecs, size_t kRows, class StateT>
 HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const HeadScratch& head,
                             const RowWidth<kVecs>& width, int64_t state_dim, StateT* state,
@@ -71,10 +58,11 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
   Row<kVecs> s[kRows];
   for (size_t r = 0; r < kRows; ++r) {
     load_row(state + (row + r) * state_dim, width, s[r]);
-    prefetch_row(state + (row + r) * state_dim, state_dim);
+    prefetch(state + (row + r) * state_dim + kPrefetchBytes / sizeof(StateT), state_dim);
   }
   const int64_t first = replay.first_of_window();
-  for (int64_t j = 0; j < (kReplayAll ? replay.rows : replay.stored); ++j) {
+  const int64_t replayed = kReplayAll ? replay.rows : replay.stored;
+  for (int64_t j = 0; j < replayed; ++j) {
     update_rows<kFamily, kVecs, kRows>(head.a[j], head.b[j], head.v + j * m.height + row,
                                        m.k + j * m.width, width, s);
     if (kReplayAll && j >= first) {
@@ -95,11 +83,9 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
   }
 }
 
-template <Family kFamily, bool kReplayAll, size_t kVecs, class StateT>
-void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch& head,
-                  const RecurrentShape& shape, StateT* state) {
-  // Two rows at a time hide each other's latencies as long as both fit into the registers.
-  constexpr int64_t kRows = kVecs > 0 && 2 * kVecs <= (kLanes == 16 ? 16 : 8) ? 2 : 1;
+template <Family kFamily, bool kReplayAll, size_t kVecs, int64_t kRows, class StateT>
+void stream_by(const Replay& replay, const StepScratch& m, const HeadScratch& head,
+               const RecurrentShape& shape, StateT* state) {
   const RowWidth<kVecs> width(shape.state_dim);
   int64_t row = 0;
   for (; row + kRows <= shape.head_dim; row += kRows)
@@ -107,6 +93,21 @@ void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch&
                                                    row);
   for (; row < shape.head_dim; ++row)
     stream_rows<kFamily, kReplayAll, kVecs, 1>(replay, m, head, width, shape.state_dim, state, row);
+}
+
+template <Family kFamily, bool kReplayAll, size_t kVecs, class StateT>
+void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch& head,
+                  const RecurrentShape& shape, StateT* state) {
+  // Rows taken together hide each other's latencies: two that stay in registers for one token, four
+  // in the first-level cache for a chain of tokens.
+  const bool chain = (kReplayAll ? replay.rows : replay.stored) > 1;
+  if constexpr (kVecs == 0) {
+    stream_by<kFamily, kReplayAll, kVecs, 1>(replay, m, head, shape, state);
+  } else if (chain) {
+    stream_by<kFamily, kReplayAll, kVecs, 4>(replay, m, head, shape, state);
+  } else {
+    stream_by<kFamily, kReplayAll, kVecs, 2>(replay, m, head, shape, state);
+  }
 }
 
 }  // namespace HWY_NAMESPACE
