@@ -117,7 +117,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"{% include 'x' %}", "unsupported tag 'include'"},
                     Case{"{% if 1 %}", "expected 'endif'"}, Case{"{{ 'a }}", "no end"},
                     Case{"{{ 9223372036854775807 + 1 }}", "overflow"},
-                    Case{"{{ 1 // 0 }}", "division by zero"}));
+                    Case{"{{ 1 // 0 }}", "division by zero"},
+                    Case{"{{ 1e3 ** 1000 }}", "no finite"}, Case{"{{ 1e30 | int }}", "overflow"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Limits, Refusal,

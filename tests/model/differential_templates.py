@@ -76,7 +76,7 @@ _TOOLS = [
 ]
 
 _VARIABLES = {
-    "i": 7, "n": -3, "z": 0, "f": 2.5, "big": 1e300, "s": "Hello World", "e": "", "u": "naïve 日本 🙂 ß",
+    "i": 7, "n": -3, "z": 0, "f": 2.5, "big": 1e17, "s": "Hello World", "e": "", "u": "naïve 日本 🙂 ß",
     "w": "  pad\n\ttab ", "q": "it's \"quoted\" \\ <b>&", "t": True, "no": False, "none_": None,
     "l": [3, 1, 2], "ls": ["b", "A", "c", "a"], "el": [], "nl": [[1, 2], ["x"], []],
     "d": {"a": 1, "b": [1, 2], "items": "shadow", "é": None}, "ed": {},

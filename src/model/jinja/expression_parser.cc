@@ -141,57 +141,46 @@ ExpressionPtr ExpressionParser::comparison() {
   return make(position, Comparison{std::move(first), std::move(rest)});
 }
 
-ExpressionPtr ExpressionParser::sum() {
-  ExpressionPtr left = concatenation();
-  while (at_operator("+") || at_operator("-")) {
+ExpressionPtr ExpressionParser::left_to_right(ExpressionPtr (ExpressionParser::*operand)(),
+                                              std::initializer_list<std::string_view> operators) {
+  ExpressionPtr left = (this->*operand)();
+  while (std::any_of(operators.begin(), operators.end(),
+                     [&](std::string_view text) { return at_operator(text); })) {
     const Token token = next();
-    ExpressionPtr right = concatenation();
+    ExpressionPtr right = (this->*operand)();
     left = make(token.position, Binary{token.text, std::move(left), std::move(right)});
   }
   return left;
+}
+
+ExpressionPtr ExpressionParser::sum() {
+  return left_to_right(&ExpressionParser::concatenation, {"+", "-"});
 }
 
 ExpressionPtr ExpressionParser::concatenation() {
-  ExpressionPtr left = product();
-  while (at_operator("~")) {
-    const Token token = next();
-    ExpressionPtr right = product();
-    left = make(token.position, Binary{token.text, std::move(left), std::move(right)});
-  }
-  return left;
+  return left_to_right(&ExpressionParser::product, {"~"});
 }
 
 ExpressionPtr ExpressionParser::product() {
-  ExpressionPtr left = power();
-  while (at_operator("*") || at_operator("/") || at_operator("//") || at_operator("%")) {
-    const Token token = next();
-    ExpressionPtr right = power();
-    left = make(token.position, Binary{token.text, std::move(left), std::move(right)});
-  }
-  return left;
+  return left_to_right(&ExpressionParser::power, {"*", "/", "//", "%"});
 }
 
 ExpressionPtr ExpressionParser::power() {
-  ExpressionPtr left = unary();
-  while (at_operator("**")) {
-    const Token token = next();
-    ExpressionPtr right = unary();
-    left = make(token.position, Binary{token.text, std::move(left), std::move(right)});
-  }
-  return left;
+  return left_to_right(&ExpressionParser::unary_with_filters, {"**"});
 }
 
-ExpressionPtr ExpressionParser::unary(bool with_filters) {
+ExpressionPtr ExpressionParser::unary_with_filters() { return postfix_filters(unary()); }
+
+ExpressionPtr ExpressionParser::unary() {
   const Depth depth(*this);
   ExpressionPtr node;
   if (at_operator("-") || at_operator("+")) {
     const Token token = next();
-    node = make(token.position, Unary{token.text, unary(false)});
+    node = make(token.position, Unary{token.text, unary()});
   } else {
     node = primary();
   }
-  node = postfix(std::move(node));
-  return with_filters ? postfix_filters(std::move(node)) : std::move(node);
+  return postfix(std::move(node));
 }
 
 ExpressionPtr ExpressionParser::primary() {

@@ -1,6 +1,7 @@
 // Expressions of templates.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,7 +39,11 @@ class ExpressionParser : public TokenCursor {
   ExpressionPtr concatenation();
   ExpressionPtr product();
   ExpressionPtr power();
-  ExpressionPtr unary(bool with_filters = true);
+  ExpressionPtr unary_with_filters();
+  ExpressionPtr unary();
+  // A chain of operands with `operators` between them.
+  ExpressionPtr left_to_right(ExpressionPtr (ExpressionParser::*operand)(),
+                              std::initializer_list<std::string_view> operators);
   ExpressionPtr primary();
   ExpressionPtr name_or_constant();
   ExpressionPtr string_constant();

@@ -204,7 +204,8 @@ std::optional<int64_t> parse_integer(std::string_view text, int64_t base) {
 }
 
 Value truncated(double number, V fallback) {
-  if (!(std::fabs(number) < 0x1p63)) return fallback;
+  if (!std::isfinite(number)) return fallback;
+  if (!(std::fabs(number) < 0x1p63)) fail("integer overflow");
   return static_cast<int64_t>(number);
 }
 

@@ -58,7 +58,12 @@ Value doubles(const std::string& operation, double left, double right) {
   if (operation == "+") return left + right;
   if (operation == "-") return left - right;
   if (operation == "*") return left * right;
-  if (operation == "**") return std::pow(left, right);
+  if (operation == "**") {
+    const double result = std::pow(left, right);
+    const bool finite = std::isfinite(left) && std::isfinite(right);
+    if (finite && !std::isfinite(result)) fail("the power has no finite real value");
+    return result;
+  }
   if (right == 0) fail("division by zero");
   if (operation == "/") return left / right;
   double rest = std::fmod(left, right);
