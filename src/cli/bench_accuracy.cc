@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cli/progress.h"
-#include "cli/rows.h"
+#include "engine/rows.h"
 #include "cli/setup.h"
 #include "core/check.h"
 #include "engine/sampler.h"

@@ -9,7 +9,7 @@
 
 #include "cli/decode_report.h"
 #include "cli/progress.h"
-#include "cli/rows.h"
+#include "engine/rows.h"
 #include "cli/setup.h"
 #include "core/check.h"
 #include "engine/philox.h"

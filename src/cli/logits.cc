@@ -7,7 +7,7 @@
 #include <numeric>
 #include <span>
 
-#include "cli/rows.h"
+#include "engine/rows.h"
 #include "cli/setup.h"
 #include "core/check.h"
 

@@ -8,13 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/rows.h"
+#include "engine/rows.h"
 #include "model/model.h"
 
 namespace replayssm::testing {
 
-using cli::Rows;
-using cli::RowTokens;
 using nlohmann::json;
 
 inline std::filesystem::path repository() { return REPLAYSSM_SOURCE_DIR; }

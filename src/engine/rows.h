@@ -10,7 +10,7 @@
 #include "engine/slot_pool.h"
 #include "model/model.h"
 
-namespace replayssm::cli {
+namespace replayssm {
 
 struct RowsOptions {
   Route route = Route::kOutputOnly;
@@ -60,4 +60,4 @@ class Rows {
   int64_t block_table_stride_ = 0;
 };
 
-}  // namespace replayssm::cli
+}  // namespace replayssm

@@ -1,4 +1,4 @@
-#include "cli/rows.h"
+#include "engine/rows.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "replay/cursor.h"
 
-namespace replayssm::cli {
+namespace replayssm {
 namespace {
 
 RingConfig ring_of(const Model& model, const RowsOptions& options) {
@@ -109,4 +109,4 @@ std::span<const float> Rows::decode(std::span<const int32_t> tokens) {
   return result;
 }
 
-}  // namespace replayssm::cli
+}  // namespace replayssm
