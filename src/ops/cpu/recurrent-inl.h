@@ -140,16 +140,20 @@ HWY_INLINE void exponentials(int64_t count, float* x) {
   for (int64_t i = 0; i < count; i += kLanes) hn::Store(ExpF32(d, hn::Load(d, x + i)), d, x + i);
 }
 
-// Calls fn<kVecs>() with the row width's fast path, or with 0.
+// Calls fn<kVecs>() with the row width's fast path, or with 0. Short vectors have none: a row would
+// not fit into their registers.
 template <class Fn>
 HWY_INLINE void dispatch_width(int64_t state_dim, Fn&& fn) {
-  switch (state_dim) {
-    case 64: return fn.template operator()<64 / kLanes>();
-    case 80: return fn.template operator()<80 / kLanes>();
-    case 128: return fn.template operator()<128 / kLanes>();
-    case 256: return fn.template operator()<256 / kLanes>();
-    default: return fn.template operator()<0>();
+  if constexpr (kLanes >= 8) {
+    switch (state_dim) {
+      case 64: return fn.template operator()<64 / kLanes>();
+      case 80: return fn.template operator()<80 / kLanes>();
+      case 128: return fn.template operator()<128 / kLanes>();
+      case 256: return fn.template operator()<256 / kLanes>();
+      default: break;
+    }
   }
+  fn.template operator()<0>();
 }
 
 }  // namespace HWY_NAMESPACE

@@ -7,6 +7,8 @@
 #define REPLAYSSM_OPS_CPU_RECURRENT_STREAM_INL_H_
 #endif
 
+#include <algorithm>
+
 #include "ops/cpu/recurrent-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -98,15 +100,16 @@ void stream_by(const Replay& replay, const StepScratch& m, const HeadScratch& he
 template <Family kFamily, bool kReplayAll, size_t kVecs, class StateT>
 void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch& head,
                   const RecurrentShape& shape, StateT* state) {
-  // Rows taken together hide each other's latencies: two that stay in registers for one token, four
-  // in the first-level cache for a chain of tokens.
-  const bool chain = (kReplayAll ? replay.rows : replay.stored) > 1;
-  if constexpr (kVecs == 0) {
-    stream_by<kFamily, kReplayAll, kVecs, 1>(replay, m, head, shape, state);
-  } else if (chain) {
-    stream_by<kFamily, kReplayAll, kVecs, 4>(replay, m, head, shape, state);
+  // Rows taken together hide each other's latencies: for one token as many as stay in registers,
+  // for a chain of tokens as many as the first-level cache feeds.
+  constexpr int64_t kRegisters = kLanes >= 16 ? 16 : 8;
+  constexpr int64_t kVectors = kVecs > 0 ? kVecs : 2 * kRegisters;
+  constexpr int64_t kTokenRows = std::clamp<int64_t>(kRegisters / kVectors, 1, 2);
+  constexpr int64_t kChainRows = std::clamp<int64_t>(2 * kRegisters / kVectors, 1, 4);
+  if ((kReplayAll ? replay.rows : replay.stored) > 1) {
+    stream_by<kFamily, kReplayAll, kVecs, kChainRows>(replay, m, head, shape, state);
   } else {
-    stream_by<kFamily, kReplayAll, kVecs, 2>(replay, m, head, shape, state);
+    stream_by<kFamily, kReplayAll, kVecs, kTokenRows>(replay, m, head, shape, state);
   }
 }
 
