@@ -10,7 +10,7 @@ mapfile -t files < <(git ls-files -- '*.h' '*.cc' '*.c' '*.cu' '*.cuh')
 case ${1-} in
   '')
     if ! clang-format-19 --dry-run --Werror "${files[@]}" 2>"$report"; then
-      grep -oE '^[^:]+:[0-9]+: error' "$report" | cut -d: -f1 | uniq -c
+      grep -oE '^[^:]+:[0-9]+:[0-9]+: error' "$report" | cut -d: -f1 | uniq -c
       die "the files above have that many places to format: scripts/check-format.sh --fix"
     fi
     ;;

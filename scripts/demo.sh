@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a bare Debian 12 to generated text: installs what is missing, builds the program, streams text
-# from a bundled model and compares the decode routes.
+# from the bundled models and compares the decode routes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 cd "$repository"
@@ -11,9 +11,21 @@ say "Building build/release/replayssm"
 configure release
 cmake --build --preset release --target replayssm
 
-say "replayssm generate tiny-nemotron-h"
-build/release/replayssm generate tiny-nemotron-h --max-tokens 64 --prompt 'def fibonacci(n):
-    '
+# The bundled models are tiny: they know how Python looks, not what it means.
+prompt='class Stack:
+    """A stack of items."""
+
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+'
+for model in tiny-nemotron-h tiny-qwen3.5; do
+  say "replayssm generate $model"
+  printf '%s' "$prompt"
+  build/release/replayssm generate "$model" --prompt "$prompt" --max-tokens 96 \
+    --temperature 0.6 --top-p 0.9 --repetition-penalty 1.1 --seed 3
+done
 
 say "replayssm bench decode tiny-qwen3.5: the conventional update against ReplaySSM"
 build/release/replayssm bench decode tiny-qwen3.5 --batch-size 192 --num-steps 64

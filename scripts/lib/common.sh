@@ -3,15 +3,15 @@
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
-# What building and running needs.
+# What building and running needs. The build is configured with its tests, which need Python.
 build_packages=(
-  g++ cmake ninja-build ccache pkg-config
+  g++ cmake ninja-build ccache pkg-config python3
   libdnnl-dev libhwy-dev libpcre2-dev libutf8proc-dev
   nlohmann-json3-dev libcli11-dev libspdlog-dev
   libgtest-dev libgmock-dev
 )
 # What the tests need besides: the reference tokenizer and templates come from PyPI.
-test_packages=(python3 python3-venv)
+test_packages=(python3-venv)
 # What the checks of CI need besides.
 check_packages=(clang-format-19 clang-tidy-19 universal-ctags shellcheck)
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "cli/progress.h"
-#include "engine/rows.h"
 #include "cli/setup.h"
 #include "core/check.h"
+#include "engine/rows.h"
 #include "engine/sampler.h"
 #include "model/tokenizer.h"
 

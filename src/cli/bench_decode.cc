@@ -9,10 +9,10 @@
 
 #include "cli/decode_report.h"
 #include "cli/progress.h"
-#include "engine/rows.h"
 #include "cli/setup.h"
 #include "core/check.h"
 #include "engine/philox.h"
+#include "engine/rows.h"
 #include "engine/sampler.h"
 
 namespace replayssm::cli {

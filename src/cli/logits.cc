@@ -7,9 +7,9 @@
 #include <numeric>
 #include <span>
 
-#include "engine/rows.h"
 #include "cli/setup.h"
 #include "core/check.h"
+#include "engine/rows.h"
 
 namespace replayssm::cli {
 namespace {

@@ -29,9 +29,9 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls fn(thread) once on every thread, thread in [0, size()), with denormals flushed to zero, and
-  // waits for all of them. The first exception is rethrown. One region at a time: a second one, from
-  // inside or from another thread, throws Error.
+  // Calls fn(thread) once on every thread, thread in [0, size()), with denormals flushed to zero,
+  // and waits for all of them. The first exception is rethrown. One region at a time: a second one,
+  // from inside or from another thread, throws Error.
   template <class Fn>
   void run(Fn&& fn) {
     using F = std::remove_reference_t<Fn>;

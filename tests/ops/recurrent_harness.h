@@ -250,9 +250,9 @@ double relative_error(const A& actual, const B& expected) {
   return std::sqrt(error / (norm + 1e-30));
 }
 
-// A sum of n random fp32 products has a relative error of about sqrt(n) 2^-24; a token makes three of
-// them (known value, write, read), and they live as long as the decay lets them, here some ten tokens,
-// whose errors add like a random walk.
+// A sum of n random fp32 products has a relative error of about sqrt(n) 2^-24; a token makes three
+// of them (known value, write, read), and they live as long as the decay lets them, here some ten
+// tokens, whose errors add like a random walk.
 inline double fp32_tolerance(const Case& c) {
   return 4 * std::sqrt(static_cast<double>(c.shape.state_dim) + 16) * 0x1p-24;
 }

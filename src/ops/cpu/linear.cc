@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/flush_denormals.h"
 #include "core/dispatch.h"
 #include "ops/cpu/linear_slice.h"
 
@@ -125,6 +126,7 @@ void Linear::apply(const void* x, int64_t x_stride, int64_t rows, float* y, int6
       impl.slices[i]->apply({x, x_stride, rows, y + impl.begin[i], y_stride}, pool, thread);
   };
   if (impl.slices.size() == 1) {
+    const FlushDenormals mode;
     run(0);
   } else {
     pool.run(run);
