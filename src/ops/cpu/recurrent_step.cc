@@ -26,8 +26,8 @@ namespace {
 // The queries of the window walked back through the rows that are not in the checkpoint: leaves t
 // and the coefficient c of every row. Heads are walked together: their chains hide each other's
 // latencies.
-template <Family kFamily>
-void walk_back(const Replay& replay, const StepScratch& m, int64_t heads) {
+template <Family kFamily, class Fetch>
+void walk_back(const Replay& replay, const StepScratch& m, int64_t heads, Fetch&& fetch_ahead) {
   const D d;
   for (int64_t i = 0; i < replay.window; ++i) {
     const float* q = m.q + i * m.width;
@@ -48,6 +48,7 @@ void walk_back(const Replay& replay, const StepScratch& m, int64_t heads) {
       for (int64_t j = last; j >= replay.stored; --j) {
         const float* k = m.k + j * m.width;
         for (int64_t h = 0; h < heads; ++h) {
+          fetch_ahead();
           const HeadScratch& head = m.heads[h];
           float* t = head.t + i * m.width;
           const auto c = hn::Mul(hn::Set(d, head.b[j]), dot_memory(t, k, m.width));
@@ -79,8 +80,12 @@ void mix_values(const Replay& replay, const StepScratch& m, const HeadScratch& h
 template <class ActT>
 class StepBlock {
  public:
-  StepBlock(const RecurrentStepParams& params, const Block& block, float* memory)
-      : p_(params), block_(block), m_(memory, params.shape, params.batch.ring) {
+  StepBlock(const RecurrentStepParams& params, const Block& block, float* memory,
+            Prefetcher& prefetcher)
+      : p_(params),
+        block_(block),
+        prefetcher_(prefetcher),
+        m_(memory, params.shape, params.batch.ring) {
     const auto& batch = params.batch;
     slot_ = batch.slot[block.sequence];
     first_token_ = batch.query_start ? batch.query_start[block.sequence] : 0;
@@ -110,12 +115,15 @@ class StepBlock {
     if (slot_ < 0) return clear_outputs();
     if (replay_.rows == 0 || (replay_.window == 0 && replay_.stored == 0)) return;
     gather_keys();
-    for (int64_t j = 0; j < replay_.rows; ++j) gather_values(j);
+    for (int64_t j = 0; j < replay_.rows; ++j) {
+      gather_values(j);
+      fetch_ahead();
+    }
     const int64_t heads = block_.head_end - block_.head_begin;
     for (int64_t h = 0; h < heads; ++h) exponentials(replay_.rows, m_.heads[h].a);
     dispatch_family(p_.shape.family, [&]<Family kFamily>() {
       if (p_.route == Route::kOutputOnly) {
-        walk_back<kFamily>(replay_, m_, heads);
+        walk_back<kFamily>(replay_, m_, heads, [&] { fetch_ahead(); });
         for (int64_t h = 0; h < heads; ++h) mix_values(replay_, m_, m_.heads[h]);
         for (int64_t h = 0; h < heads; ++h) stream<kFamily, false>(h);
       } else {
@@ -149,6 +157,15 @@ class StepBlock {
            head * p_.shape.head_dim;
   }
 
+  void* checkpoint(int64_t head) const {
+    return static_cast<char*>(p_.state.checkpoint) + (slot_ * p_.shape.heads + head) *
+                                                         p_.shape.head_dim * p_.shape.state_dim *
+                                                         dtype_bytes(p_.state.checkpoint_dtype);
+  }
+  void fetch_ahead() {
+    prefetcher_.computing(static_cast<const char*>(checkpoint(block_.head_begin)));
+  }
+
   void clear_outputs() {
     for (int64_t i = 0; i < replay_.window; ++i) {
       std::fill_n(
@@ -161,6 +178,7 @@ class StepBlock {
     const bool normalise = p_.shape.family == Family::kGatedDelta;
     const int64_t k = p_.shape.state_dim;
     for (int64_t j = 0; j < replay_.rows; ++j) {
+      fetch_ahead();
       const ActT* source =
           j < history() ? ring_key(j) : window_key(p_.k, p_.k_stride, j - history());
       to_padded_floats(source, k, m_.width, m_.k + j * m_.width);
@@ -201,10 +219,10 @@ class StepBlock {
     const auto& shape = p_.shape;
     const int64_t head = block_.head_begin + h;
     dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
-      StateT* state = static_cast<StateT*>(p_.state.checkpoint) +
-                      (slot_ * shape.heads + head) * shape.head_dim * shape.state_dim;
+      StateT* state = static_cast<StateT*>(checkpoint(head));
       dispatch_width(shape.state_dim, [&]<size_t kVecs>() {
-        stream_state<kFamily, kReplayAll, kVecs>(replay_, m_, m_.heads[h], shape, state);
+        stream_state<kFamily, kReplayAll, kVecs>(replay_, m_, m_.heads[h], shape, state,
+                                                 prefetcher_);
       });
     });
     for (int64_t i = 0; i < replay_.window; ++i)
@@ -227,6 +245,7 @@ class StepBlock {
 
   const RecurrentStepParams& p_;
   const Block block_;
+  Prefetcher& prefetcher_;
   StepScratch m_;
   Replay replay_;
   int64_t slot_ = -1, first_token_ = 0, first_row_ = 0, ring_rows_ = 0;
@@ -235,10 +254,11 @@ class StepBlock {
 // Blocks [begin, end) of the list.
 void step_blocks(const RecurrentStepParams& params, const BlockList& blocks, int64_t begin,
                  int64_t end, float* memory) {
+  Prefetcher prefetcher;
   dispatch_float(params.state.activation_dtype, [&]<class ActT>() {
     for (int64_t i = begin; i < end; ++i) {
-      if (i + 1 < end) StepBlock<ActT>(params, blocks[i + 1], memory).prefetch_ring();
-      StepBlock<ActT>(params, blocks[i], memory).run();
+      if (i + 1 < end) StepBlock<ActT>(params, blocks[i + 1], memory, prefetcher).prefetch_ring();
+      StepBlock<ActT>(params, blocks[i], memory, prefetcher).run();
     }
   });
 }

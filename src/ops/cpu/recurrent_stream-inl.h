@@ -23,6 +23,36 @@ struct Replay {
   int64_t first_of_window() const { return rows - window; }
 };
 
+// Fetches the state ahead of where it is read. States of heads and of neighbouring slots follow one
+// another in memory, so what comes next is what lies behind. Reading keeps a short distance; phases
+// that compute without reading run further ahead, so that memory is busy meanwhile.
+class Prefetcher {
+ public:
+  // The state is being read at `position`.
+  template <class T>
+  HWY_INLINE void reading(const T* position, int64_t bytes) {
+    advance(position, bytes, kReadAhead);
+  }
+  template <class T>
+  HWY_INLINE void computing(const T* position) {
+    advance(position, kComputeBytes, kRunAhead);
+  }
+
+ private:
+  static constexpr uintptr_t kLine = 64, kReadAhead = 16384, kRunAhead = 262144;
+  static constexpr int64_t kComputeBytes = 256;
+
+  HWY_INLINE void advance(const void* position, int64_t bytes, uintptr_t most) {
+    const auto at = reinterpret_cast<uintptr_t>(position);
+    if (next_ - at > kRunAhead) next_ = at;
+    const uintptr_t end = std::min(next_ + static_cast<uintptr_t>(bytes), at + most);
+    for (; next_ < end; next_ += kLine)
+      __builtin_prefetch(reinterpret_cast<const void*>(next_), 0, 2);
+  }
+
+  uintptr_t next_ = 0;
+};
+
 // s <- the recurrence's next state for kRows rows that share k.
 template <Family kFamily, size_t kVecs, size_t kRows>
 HWY_INLINE void update_rows(float a, float b, const float* v, const float* k,
@@ -45,10 +75,6 @@ HWY_INLINE void update_rows(float a, float b, const float* v, const float* k,
   }
 }
 
-// How far ahead of the row at hand the state is fetched. States of heads and of neighbouring slots
-// follow one another in memory, so what comes next is what lies behind.
-inline constexpr int64_t kPrefetchBytes = 65536;
-
 // Replays rows in registers and stores the state after `stored` of them.
 //   kReplayAll (conventional, state_and_output): all rows, and the window's outputs are read off
 //   them. Otherwise (output_only): the stored rows, then S t is added to every output of the
@@ -56,15 +82,15 @@ inline constexpr int64_t kPrefetchBytes = 65536;
 template <Family kFamily, bool kReplayAll, size_t kVecs, size_t kRows, class StateT>
 HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const HeadScratch& head,
                             const RowWidth<kVecs>& width, int64_t state_dim, StateT* state,
-                            int64_t row) {
+                            int64_t row, Prefetcher& prefetcher) {
   Row<kVecs> s[kRows];
-  for (size_t r = 0; r < kRows; ++r) {
-    load_row(state + (row + r) * state_dim, width, s[r]);
-    prefetch(state + (row + r) * state_dim + kPrefetchBytes / sizeof(StateT), state_dim);
-  }
+  for (size_t r = 0; r < kRows; ++r) load_row(state + (row + r) * state_dim, width, s[r]);
+  // Twice what is read: the distance is made up where nothing was fetched ahead.
+  prefetcher.reading(state + row * state_dim, 2 * kRows * state_dim * sizeof(StateT));
   const int64_t first = replay.first_of_window();
   const int64_t replayed = kReplayAll ? replay.rows : replay.stored;
   for (int64_t j = 0; j < replayed; ++j) {
+    if (j > 0) prefetcher.computing(state + row * state_dim);
     update_rows<kFamily, kVecs, kRows>(head.a[j], head.b[j], head.v + j * m.height + row,
                                        m.k + j * m.width, width, s);
     if (kReplayAll && j >= first) {
@@ -87,19 +113,20 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
 
 template <Family kFamily, bool kReplayAll, size_t kVecs, int64_t kRows, class StateT>
 void stream_by(const Replay& replay, const StepScratch& m, const HeadScratch& head,
-               const RecurrentShape& shape, StateT* state) {
+               const RecurrentShape& shape, StateT* state, Prefetcher& prefetcher) {
   const RowWidth<kVecs> width(shape.state_dim);
   int64_t row = 0;
   for (; row + kRows <= shape.head_dim; row += kRows)
     stream_rows<kFamily, kReplayAll, kVecs, kRows>(replay, m, head, width, shape.state_dim, state,
-                                                   row);
+                                                   row, prefetcher);
   for (; row < shape.head_dim; ++row)
-    stream_rows<kFamily, kReplayAll, kVecs, 1>(replay, m, head, width, shape.state_dim, state, row);
+    stream_rows<kFamily, kReplayAll, kVecs, 1>(replay, m, head, width, shape.state_dim, state, row,
+                                               prefetcher);
 }
 
 template <Family kFamily, bool kReplayAll, size_t kVecs, class StateT>
 void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch& head,
-                  const RecurrentShape& shape, StateT* state) {
+                  const RecurrentShape& shape, StateT* state, Prefetcher& prefetcher) {
   // Rows taken together hide each other's latencies: for one token as many as stay in registers,
   // for a chain of tokens as many as the first-level cache feeds.
   constexpr int64_t kRegisters = kLanes >= 16 ? 16 : 8;
@@ -107,9 +134,9 @@ void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch&
   constexpr int64_t kTokenRows = std::clamp<int64_t>(kRegisters / kVectors, 1, 2);
   constexpr int64_t kChainRows = std::clamp<int64_t>(2 * kRegisters / kVectors, 1, 4);
   if ((kReplayAll ? replay.rows : replay.stored) > 1) {
-    stream_by<kFamily, kReplayAll, kVecs, kChainRows>(replay, m, head, shape, state);
+    stream_by<kFamily, kReplayAll, kVecs, kChainRows>(replay, m, head, shape, state, prefetcher);
   } else {
-    stream_by<kFamily, kReplayAll, kVecs, kTokenRows>(replay, m, head, shape, state);
+    stream_by<kFamily, kReplayAll, kVecs, kTokenRows>(replay, m, head, shape, state, prefetcher);
   }
 }
 
