@@ -24,8 +24,8 @@ for model in tiny-nemotron-h tiny-qwen3.5; do
   say "replayssm generate $model"
   printf '%s' "$prompt"
   build/release/replayssm generate "$model" --prompt "$prompt" --max-tokens 96 \
-    --temperature 0.6 --top-p 0.9 --repetition-penalty 1.1 --seed 3
+    --temperature 0.6 --top-p 0.9 --repetition-penalty 1.1 --seed 5
 done
 
 say "replayssm bench decode tiny-qwen3.5: the conventional update against ReplaySSM"
-build/release/replayssm bench decode tiny-qwen3.5 --batch-size 192 --num-steps 64
+build/release/replayssm bench decode tiny-qwen3.5 --batch-size 192 --num-steps 64 --repeats 1

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "core/flush_denormals.h"
 #include "core/dispatch.h"
+#include "core/flush_denormals.h"
 #include "ops/cpu/linear_slice.h"
 
 namespace replayssm::cpu {
