@@ -1,5 +1,7 @@
 #include "cli/bench_decode.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -215,11 +217,25 @@ int64_t all_checkpoint_bytes(const DecodeOptions& options, const Model& model) {
                               2);
 }
 
+// The system hands out more memory than it has, and ends the program once that is used.
+int64_t checked_checkpoint_bytes(const DecodeOptions& options, const Model& model) {
+  const int64_t bytes = all_checkpoint_bytes(options, model);
+  const double needed = static_cast<double>(bytes) * (kRoutes.size() + 1);  // and the probe
+  const double memory =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (needed > memory) {
+    fail("--batch-size: expected recurrent states within this machine's ",
+         static_cast<int64_t>(memory / 1e6), " MB of memory, got ", options.batch_size,
+         " sequences, which take ", static_cast<int64_t>(needed / 1e6), " MB");
+  }
+  return bytes;
+}
+
 Bench::Bench(const DecodeOptions& options, const LoadedModel& loaded)
     : options_(options),
       plan_(options),
       model_(*loaded.model),
-      checkpoint_bytes_(all_checkpoint_bytes(options, model_)),
+      checkpoint_bytes_(checked_checkpoint_bytes(options, model_)),
       probe_(std::max(checkpoint_bytes_, kLeastProbeBytes), *loaded.threads) {
   const int64_t context = options.prompt_len + plan_.warmup + plan_.steps;
   const int64_t limit = model_.config().max_positions;

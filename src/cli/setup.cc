@@ -87,11 +87,16 @@ std::string read_text(const std::string& path, const std::string& flag) {
   std::FILE* const file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
   if (!file) fail(flag, " ", path, ": ", std::strerror(errno));
   std::string text;
+  constexpr size_t kMaxBytes = size_t{256} << 20;
   char piece[1 << 16];
-  while (const size_t count = std::fread(piece, 1, sizeof piece, file)) text.append(piece, count);
+  while (const size_t count = std::fread(piece, 1, sizeof piece, file)) {
+    text.append(piece, count);
+    if (text.size() > kMaxBytes) break;
+  }
   const int error = std::ferror(file) ? errno : 0;
   if (file != stdin) std::fclose(file);
   if (error != 0) fail(flag, " ", path, ": ", std::strerror(error));
+  if (text.size() > kMaxBytes) fail(flag, " ", path, ": expected at most ", kMaxBytes, " bytes");
   return text;
 }
 

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/text_file.h"
 #include "model/jinja/interpreter.h"
 #include "model/jinja/parser.h"
 #include "model/text/json_field.h"
@@ -29,7 +30,7 @@ std::string ChatTemplate::render(const nlohmann::ordered_json& variables) const 
 
 std::optional<std::string> load_chat_template(const std::filesystem::path& folder) {
   const std::filesystem::path plain = folder / "chat_template.jinja";
-  if (std::filesystem::exists(plain)) return text::read_text_file(plain);
+  if (std::filesystem::exists(plain)) return read_text_file(plain);
   const std::filesystem::path path = folder / "tokenizer_config.json";
   if (!std::filesystem::exists(path)) return std::nullopt;
 

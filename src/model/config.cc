@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "core/check.h"
+#include "core/text_file.h"
 #include "model/config_parser.h"
 #include "model/families/family.h"
 #include "model/json_text.h"

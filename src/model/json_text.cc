@@ -1,7 +1,5 @@
 #include "model/json_text.h"
 
-#include <fstream>
-#include <system_error>
 #include <unordered_set>
 #include <vector>
 
@@ -14,7 +12,6 @@ using nlohmann::json;
 
 constexpr size_t kMaxQuoted = 120;
 constexpr int kMaxDepth = 64;
-constexpr uintmax_t kMaxFileBytes = uintmax_t{64} << 20;
 
 // Printable, on one line, at most `limit` bytes and not cut inside a UTF-8 sequence.
 std::string one_line(std::string_view text, size_t limit) {
@@ -101,23 +98,6 @@ std::string describe(const json& value) {
       return "an object";
     default: return value.dump();
   }
-}
-
-std::string read_text_file(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) fail(path.string(), ": no such file");
-  if (!std::filesystem::is_regular_file(status)) fail(path.string(), ": not a regular file");
-  const uintmax_t bytes = std::filesystem::file_size(path, error);
-  if (error) fail(path.string(), ": cannot be read: ", error.message());
-  if (bytes > kMaxFileBytes) {
-    fail(path.string(), ": expected at most ", kMaxFileBytes, " bytes, got ", bytes);
-  }
-  std::string text(bytes, '\0');
-  std::ifstream in(path, std::ios::binary);
-  in.read(text.data(), static_cast<std::streamsize>(bytes));
-  if (!in) fail(path.string(), ": cannot be read");
-  return text;
 }
 
 std::string with_tagged_floats(std::string_view text) {

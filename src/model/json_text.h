@@ -1,7 +1,6 @@
 // JSON as Hugging Face tools write it: read strictly, with errors of one line.
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,9 +13,6 @@ std::string in_quotes(std::string_view text);
 
 // What `value` is, for "expected ..., got ...".
 std::string describe(const nlohmann::json& value);
-
-// The whole file. Throws Error when it cannot be read or is implausibly large.
-std::string read_text_file(const std::filesystem::path& path);
 
 // Bare Infinity, -Infinity and NaN, which Python's json module writes, in the spelling of
 // transformers v5: {"__float__": "Infinity"}. Text inside strings stays as it is.

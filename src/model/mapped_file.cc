@@ -40,7 +40,8 @@ bool file_exists(const std::filesystem::path& path) noexcept {
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path.string()) {
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  // Without O_NONBLOCK, opening a pipe would wait for its writer.
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   struct stat status{};
   if (file.fd < 0 || fstat(file.fd, &status) != 0) {
     fail(path_, ": cannot be opened: ", std::strerror(errno));

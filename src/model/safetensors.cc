@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/text_file.h"
 #include "model/json_text.h"
 #include "model/tensor_ops.h"
 

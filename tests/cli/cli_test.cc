@@ -1,6 +1,7 @@
 // The program as users meet it: arguments that are wrong end in one line and exit status 1.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -135,6 +136,12 @@ TEST(CommandLine, RefusesWrongBenchmarks) {
   }
 }
 
+TEST(Benchmark, StatesMustFitIntoMemory) {
+  if (double(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) > 128e9) GTEST_SKIP() << "they do";
+  expect_error({{"bench", "decode", "tiny-nemotron-h", "--batch-size", "65536"},
+                "--batch-size: expected recurrent states within this machine's"});
+}
+
 TEST(Model, IsAFolderOrABundledName) {
   const std::string file = REPLAYSSM_SOURCE_DIR "/models/eval.txt";
   for (const std::string& name : {std::string("no-such-model"), std::string(""), file,
@@ -156,6 +163,8 @@ TEST(Prompt, FileMustBeReadable) {
                 "--prompt-file /no/such/file: No such file or directory"});
   expect_error({{"generate", "tiny-qwen3.5", "--prompt-file", "/tmp"},
                 "--prompt-file /tmp: Is a directory"});
+  expect_error({{"generate", "tiny-qwen3.5", "--prompt-file", "/dev/zero"},
+                "--prompt-file /dev/zero: expected at most"});
 }
 
 // What only a loaded model can tell.

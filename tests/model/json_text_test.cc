@@ -75,15 +75,5 @@ TEST(JsonText, QuotesStayShortAndWhole) {
   }
 }
 
-TEST(JsonText, FilesThatCannotBeRead) {
-  const TempFolder folder;
-  EXPECT_THAT(error_of([&] { read_text_file(folder / "no.json"); }), HasSubstr("no such file"));
-  EXPECT_THAT(error_of([&] { read_text_file(folder.path()); }), HasSubstr("not a regular file"));
-  write_file(folder / "a.json", "{}");
-  EXPECT_EQ(read_text_file(folder / "a.json"), "{}");
-  std::filesystem::resize_file(folder / "a.json", uintmax_t{1} << 40);  // sparse
-  EXPECT_THAT(error_of([&] { read_text_file(folder / "a.json"); }), HasSubstr("at most"));
-}
-
 }  // namespace
 }  // namespace replayssm::testing

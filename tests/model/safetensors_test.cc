@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <fstream>
@@ -157,6 +158,9 @@ TEST(Checkpoint, WithoutSafetensors) {
   write_file(folder / "pytorch_model.bin", "x");
   EXPECT_THAT(error_of(open), HasSubstr("pytorch_model.bin only; expected model.safetensors"));
   std::filesystem::create_directory(folder / "model.safetensors");
+  EXPECT_THAT(error_of(open), HasSubstr("not a regular file"));
+  std::filesystem::remove(folder / "model.safetensors");
+  ASSERT_EQ(mkfifo((folder / "model.safetensors").c_str(), 0600), 0);
   EXPECT_THAT(error_of(open), HasSubstr("not a regular file"));
 }
 

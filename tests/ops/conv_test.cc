@@ -31,7 +31,13 @@ class Conv : public ::testing::TestWithParam<ConvCase> {
       x->resize(count);
       for (float& value : *x) value = normal(random);
     }
-    ring_ = {.buffer_len = 4, .max_window = 3, .conv_kernel = c.kernel};
+    reset(3);
+  }
+
+  // Slot 1 starts from nothing, the others are filled with a pattern.
+  void reset(int32_t max_window) {
+    const auto c = GetParam();
+    ring_ = {.buffer_len = 4, .max_window = max_window, .conv_kernel = c.kernel};
     const int64_t rows = conv_rows(c.kernel, ring_.max_window) * c.channels;
     inputs_.assign(3 * rows * dtype_bytes(c.dtype), 0xff);
     std::fill_n(inputs_.begin() + rows * dtype_bytes(c.dtype), rows * dtype_bytes(c.dtype), 0);
@@ -58,15 +64,14 @@ class Conv : public ::testing::TestWithParam<ConvCase> {
     return y;
   }
 
-  // Runs tokens [begin, end) in slot 1 beside a padded row; returns their outputs.
+  // Runs tokens [begin, end) in slot 1 behind a padded row of NaN; returns their outputs.
   std::vector<float> run(int64_t begin, int64_t end, const std::vector<float>& x) {
     const auto c = GetParam();
-    const int32_t query_start[] = {0, static_cast<int32_t>(end - begin),
-                                   static_cast<int32_t>(end - begin) + 1};
-    const int32_t slot[] = {1, -1};
+    const int32_t query_start[] = {0, 1, static_cast<int32_t>(end - begin) + 1};
+    const int32_t slot[] = {-1, 1};
     std::vector<uint8_t> y((end - begin + 1) * c.channels * dtype_bytes(c.dtype), 0xff);
-    std::vector<float> packed(x.begin() + begin * c.channels, x.begin() + end * c.channels);
-    packed.resize(packed.size() + c.channels, std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> packed(c.channels, std::numeric_limits<float>::quiet_NaN());
+    packed.insert(packed.end(), x.begin() + begin * c.channels, x.begin() + end * c.channels);
     ConvParams p;
     p.batch = {2, query_start, slot, cursors_.data(), ring_};
     p.channels = c.channels;
@@ -82,10 +87,8 @@ class Conv : public ::testing::TestWithParam<ConvCase> {
     dispatch_float(c.dtype, [&]<class T>() {
       for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(reinterpret_cast<T*>(y.data())[i]);
     });
-    for (int64_t ch = 0; ch < c.channels; ++ch)
-      EXPECT_EQ(out[(end - begin) * c.channels + ch], 0.0f);
-    out.resize((end - begin) * c.channels);
-    return out;
+    for (int64_t ch = 0; ch < c.channels; ++ch) EXPECT_EQ(out[ch], 0.0f);
+    return {out.begin() + c.channels, out.end()};
   }
 
   void expect_close(const std::vector<float>& got, const std::vector<double>& want, int64_t begin) {
@@ -125,6 +128,19 @@ TEST_P(Conv, PromptThenWindowsMatchTheDefinition) {
     expect_close(run(t, t + 1, x_), want, t);
     commit_step(cursors_[1], 1, Route::kOutputOnly);
     if (t % 5 == 0) commit_fold(cursors_[1]);
+  }
+}
+
+// A piece longer than a decode window, yet shorter than the kernel, leaves older inputs in place.
+TEST_P(Conv, ShortPiecesOfAPromptMatchTheDefinition) {
+  const auto want = expected();
+  for (const int64_t piece : {1, 2, 3, 5}) {
+    SCOPED_TRACE(piece);
+    reset(1);
+    for (int64_t t = 0; t + piece <= kTokens; t += piece) {
+      expect_close(run(t, t + piece, x_), want, t);
+      commit_prefill(cursors_[1], piece, ring_);
+    }
   }
 }
 

@@ -1,23 +1,13 @@
 #include "model/text/json_field.h"
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
-#include <sstream>
 
 #include "core/check.h"
+#include "core/text_file.h"
 #include "model/text/utf8.h"
 
 namespace replayssm::text {
-
-std::string read_text_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(path.string(), ": cannot be opened for reading");
-  std::ostringstream content;
-  content << file.rdbuf();
-  if (file.bad()) fail(path.string(), ": cannot be read");
-  return std::move(content).str();
-}
 
 nlohmann::json parse_json_file(const std::filesystem::path& path) {
   const std::string content = read_text_file(path);

@@ -9,9 +9,6 @@
 
 namespace replayssm::text {
 
-// Throws Error when the file cannot be read.
-std::string read_text_file(const std::filesystem::path& path);
-
 // Throws Error with the byte of the first mistake.
 nlohmann::json parse_json_file(const std::filesystem::path& path);
 

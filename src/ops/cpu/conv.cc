@@ -57,7 +57,8 @@ class ConvColumn {
       for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = input[j + 1];
     }
     // A decode window may be rolled back, so all of it is kept beside what preceded it.
-    const int64_t keep = window_ <= p_.batch.ring.max_window ? window_ : taps_ - 1;
+    const int64_t keep =
+        window_ <= p_.batch.ring.max_window ? window_ : std::min(window_, taps_ - 1);
     for (int64_t i = window_ - keep; i < window_; ++i)
       store(load(p_.x + (first_ + i) * p_.x_stride + channel_), kept(i));
   }
