@@ -25,6 +25,9 @@ namespace replayssm {
 // Largest state_dim that the ops accept.
 inline constexpr int64_t kMaxStateDim = 1024;
 
+// Most taps of the convolution.
+inline constexpr int64_t kMaxConvKernel = 8;
+
 // Added to the sum of squares when k and q are L2-normalised.
 inline constexpr float kL2NormEps = 1e-6f;
 
@@ -32,7 +35,7 @@ inline constexpr float kL2NormEps = 1e-6f;
 struct RingConfig {
   int32_t buffer_len = 16;  // most history rows a ring holds, >= 1
   int32_t max_window = 1;   // most tokens of one decode step, >= 1
-  int32_t conv_kernel = 4;  // taps of the causal convolution in front, >= 1
+  int32_t conv_kernel = 4;  // taps of the causal convolution in front, 1 .. kMaxConvKernel
 };
 
 // Where a slot stands; shared by all layers. Arithmetic: src/replay/cursor.h.

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "model/families/family.h"
+#include "replayssm/ops.h"
 
 namespace replayssm {
 
@@ -14,8 +15,9 @@ inline constexpr ConfigReader::Range kWidthRange{1, 1 << 24};  // channels, voca
 inline constexpr ConfigReader::Range kCountRange{1, 1 << 16};  // heads, groups, experts
 inline constexpr ConfigReader::Range kHeadDimRange{1, 1 << 14};
 inline constexpr ConfigReader::Range kLayersRange{1, 1 << 12};
-inline constexpr ConfigReader::Range kKernelRange{1, 64};
-inline constexpr ConfigReader::Range kPositionsRange{1, int64_t{1} << 40};
+inline constexpr ConfigReader::Range kKernelRange{1, kMaxConvKernel};
+// KV block tables and free lists are made for the longest context.
+inline constexpr ConfigReader::Range kPositionsRange{1, int64_t{1} << 26};
 
 // Refuses the file unless `divisor` divides `value`.
 void check_divides(const ConfigReader& reader, std::string_view name, int64_t value,

@@ -20,8 +20,6 @@ namespace replayssm {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr int64_t kMaxTaps = 8;
-
 // Four taps (every published model) keep their inputs in registers.
 template <class T, int64_t kTaps>
 class ConvColumn {
@@ -45,7 +43,7 @@ class ConvColumn {
       for (int64_t i = 0; i < window_; ++i) store(hn::Zero(d), output(i));
       return;
     }
-    hn::Vec<D> weight[kMaxTaps], input[kMaxTaps];
+    hn::Vec<D> weight[kMaxConvKernel], input[kMaxConvKernel];
     for (int64_t j = 0; j < taps_; ++j) weight[j] = load(p_.weight + j * p_.channels + channel_);
     const auto bias = p_.bias ? load(p_.bias + channel_) : hn::Zero(d);
     for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = load(kept(j + 1 - taps_));
@@ -111,10 +109,10 @@ HWY_EXPORT(conv_channels);
 namespace cpu {
 
 void causal_conv(const ConvParams& params, ThreadPool& pool) {
-  constexpr int64_t kMaxTaps = 8, kBlock = 128;
+  constexpr int64_t kBlock = 128;
   const auto& batch = params.batch;
-  REPLAYSSM_CHECK(batch.ring.conv_kernel >= 1 && batch.ring.conv_kernel <= kMaxTaps,
-                  "conv_kernel=", batch.ring.conv_kernel, ", at most ", kMaxTaps);
+  REPLAYSSM_CHECK(batch.ring.conv_kernel >= 1 && batch.ring.conv_kernel <= kMaxConvKernel,
+                  "conv_kernel=", batch.ring.conv_kernel, ", at most ", kMaxConvKernel);
   const auto kernel = HWY_DYNAMIC_DISPATCH(conv_channels);
   const int64_t blocks = (params.channels + kBlock - 1) / kBlock;
   pool.for_ranges(batch.sequences * blocks, [&](int64_t begin, int64_t end, int) {
