@@ -193,7 +193,8 @@ TEST(TokenizerFile, RefusesWhatIsNoJson) {
                                      std::string(5000, '[') + std::string(5000, ']')}) {
     EXPECT_THAT([&] { load(content); }, ThrowsMessage<Error>(HasSubstr("tokenizer.json")));
   }
-  EXPECT_THAT([] { Tokenizer("/nonexistent"); }, ThrowsMessage<Error>(HasSubstr("opened")));
+  EXPECT_THAT([] { Tokenizer("/nonexistent"); },
+              ThrowsMessage<Error>(HasSubstr("/nonexistent/tokenizer.json: no such file")));
 }
 
 }  // namespace
