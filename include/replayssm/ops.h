@@ -5,15 +5,20 @@
 //
 //   S_i = (S_{i-1} a_i) (I - d b_i k_i k_i^T) + b_i v_i k_i^T        o_i = S_i q_i
 //
-//   family        k, q                               d
-//   Mamba-2       B, C as given                      0
-//   Gated Delta   L2-normalised, q scaled by K^-1/2  1
+//   family        k, q                               a                          d
+//   Mamba-2       B, C as given                      a scalar per head          0
+//   Gated Delta   L2-normalised, q scaled by K^-1/2  a scalar per head          1
+//   Kimi Delta    L2-normalised, q scaled by K^-1/2  a vector: one per column   1
 //
 // A sequence's state is a checkpoint plus the ring of inputs since that checkpoint. Ops neither
 // allocate, nor synchronise with other processes, nor keep anything between calls. Strides are in
 // elements. Sequences are rows of a batch; their windows of new tokens lie packed one behind
 // another: sequence s owns tokens [query_start[s], query_start[s + 1]). A slot of -1 marks padding:
 // nothing is read or written for it and its outputs are zeroed.
+//
+// One step of a model: begin (once), then per layer causal_conv, the gates and recurrent_step, then
+// commit (once). A tree window is committed by recurrent_compact and conv_compact of every layer
+// before the commit moves the cursors.
 #pragma once
 
 #include <cstdint>
@@ -55,15 +60,44 @@ struct RecurrentShape {
   int64_t state_dim = 0;  // K, at most kMaxStateDim
 };
 
+// A second, rounded copy of the checkpoint. Replay steps that do not fold read it and not the
+// checkpoint; whatever writes the checkpoint writes the copy from the same fp32 values. Its
+// rounding never enters the recurrence. An 8-bit row is q scale with scale = max |row| /
+// dtype_max_8bit and q = row / scale, rounded to nearest even; a row of zeros has scale 0.
+struct ReadCopy {
+  void* data = nullptr;    // [slots, HV, V, K]; null: there is none
+  float* scale = nullptr;  // [slots, HV, V] for 8-bit types
+  DType dtype = DType::kFloat16;
+};
+
 // What a pool keeps for one recurrent layer.
 struct RecurrentState {
   void* checkpoint = nullptr;  // [slots, HV, V, K] checkpoint_dtype
   void* ring_v = nullptr;      // [slots, R, HV, V] activation dtype
   void* ring_k = nullptr;      // [slots, R, H, K]  activation dtype, before L2 normalisation
   float* ring_b = nullptr;     // [slots, R, HV]    write strength
-  float* ring_g = nullptr;     // [slots, R, HV]    log decay, <= 0
-  DType checkpoint_dtype = DType::kFloat32;
-  DType activation_dtype = DType::kFloat32;
+  float* ring_g = nullptr;     // [slots, R, HV]    log decay, <= 0 (not Kimi Delta)
+  void* ring_gate = nullptr;   // [slots, R, HV, K] Kimi Delta's raw gates, activation dtype
+  DType checkpoint_dtype = DType::kFloat32;  // float32, float16 or bfloat16
+  DType activation_dtype = DType::kFloat32;  // float32, float16 or bfloat16
+  ReadCopy read_copy;
+};
+
+// Stochastic rounding of a 16-bit checkpoint, unbiased. The random bits of an element are
+// philox4x32_10(key = seed[slot], counter = (low and high word of the token counter behind the last
+// stored token, stream, index of the row's group of 8 elements within the slot)): they depend on
+// the sequence, its position and the element, on nothing else.
+struct StochasticRounding {
+  const uint64_t* seed = nullptr;  // [slots]; null: round to nearest even
+  uint32_t stream = 0;             // distinct in every layer
+};
+
+// Kimi Delta's log decay of a head's column: scale[head] * softplus(raw + bias[head, column]), or,
+// where lower_bound < 0, lower_bound * sigmoid(-scale[head] * (raw + bias[head, column])).
+struct ChannelGate {
+  const float* scale = nullptr;  // [HV] -exp(A_log)
+  const float* bias = nullptr;   // [HV, K] dt_bias
+  float lower_bound = 0;
 };
 
 // The sequences of a call.
@@ -73,6 +107,9 @@ struct SequenceBatch {
   const int32_t* slot = nullptr;         // [sequences]
   const Cursor* cursors = nullptr;       // [slots], as the begin of this step left them
   RingConfig ring;
+  // Tree windows: [tokens] the index within its window of a token's parent, which comes before it;
+  // -1 is the last committed token. Null: every window is a chain.
+  const int32_t* parent = nullptr;
 };
 
 // One decode step of a layer: appends the windows to the rings, folds what is due and reads out.
@@ -90,28 +127,77 @@ struct RecurrentStepParams {
   int64_t k_stride = 0;
   int64_t q_stride = 0;
   const float* b = nullptr;  // [tokens, HV]
-  const float* g = nullptr;  // [tokens, HV]
+  const float* g = nullptr;  // [tokens, HV] log decay (not Kimi Delta)
 
-  float* o = nullptr;  // [tokens, HV, V]
+  // Kimi Delta only.
+  const void* gate = nullptr;  // [tokens, HV, K] raw gates, activation dtype
+  int64_t gate_stride = 0;     // from token to token
+  ChannelGate channel_gate;
+
+  // Both may be null: o = (S q + skip v) silu(z).
+  const float* skip = nullptr;  // [HV] Mamba-2's D
+  const void* z = nullptr;      // [tokens, HV, V] activation dtype
+  int64_t z_stride = 0;         // from token to token
+
+  StochasticRounding rounding;
+
+  void* o = nullptr;  // [tokens, HV, V]
+  DType o_dtype = DType::kFloat32;
 };
 
 // The same over long windows, in chunks: reads and writes the checkpoint, leaves the ring alone.
 // The rings of all slots must be empty.
 struct RecurrentPrefillParams : RecurrentStepParams {};
 
-// Folds every ring row of the given slots into their checkpoints.
+// Folds every ring row of the given slots into their checkpoints, or into those of other slots: a
+// snapshot, which leaves the source as it was. Never changes later results.
 struct RecurrentFoldParams {
   RecurrentShape shape;
-  SequenceBatch batch;  // query_start is not read
+  SequenceBatch batch;  // query_start and parent are not read
   RecurrentState state;
+  ChannelGate channel_gate;
+  StochasticRounding rounding;           // keyed by the source
+  const int32_t* target_slot = nullptr;  // [sequences]; null: in place
+};
+
+// Copies all that a layer keeps of slot[s] to target_slot[s]: checkpoint, read copy, ring, and the
+// convolution's inputs where `conv_inputs` is given. No slot is both source and target.
+struct SlotCopyParams {
+  RecurrentShape shape;
+  SequenceBatch batch;  // query_start, cursors and parent are not read
+  RecurrentState state;
+  void* conv_inputs = nullptr;  // [slots, conv_rows, channels], activation dtype
+  int64_t channels = 0;
+  const int32_t* target_slot = nullptr;  // [sequences]
+};
+
+// Moves the rows of an accepted path of a tree window together, ascending and in place, before the
+// commit: row path[query_start[s] + i] of the window becomes row i for i < accepted[s].
+struct CompactParams {
+  RecurrentShape shape;
+  SequenceBatch batch;
+  RecurrentState state;
+  void* conv_inputs = nullptr;  // as in SlotCopyParams
+  int64_t channels = 0;
+  const int32_t* path = nullptr;      // [tokens], strictly ascending within a window
+  const int32_t* accepted = nullptr;  // [sequences]
+};
+
+// Speculative decoding as engines without a ring do it, the baseline to compare with: every token
+// of a window updates the state and stores all of it, token i in snapshot i. The window starts from
+// snapshot `source[s]`, that of the last accepted token, or from the checkpoint where it is -1.
+struct SnapshotStepParams : RecurrentStepParams {
+  void* snapshots = nullptr;        // [slots, max_window, HV, V, K] checkpoint dtype
+  const int32_t* source = nullptr;  // [sequences]
 };
 
 // The causal depthwise convolution and SiLU in front of a recurrent layer, over the same windows:
 //
 //   y[i, c] = silu(bias[c] + sum_j weight[j, c] x[i - (conv_kernel - 1) + j, c])
 //
-// Inputs are rounded to the activation dtype first. The input of the token at counter p is kept in
-// row p mod conv_rows; those before the window are read from there.
+// Where the batch gives parents, the taps before a token's own are its nearest ancestors, then the
+// committed inputs. Inputs are rounded to the activation dtype first. The input of the token at
+// counter p is kept in row p mod conv_rows; those before the window are read from there.
 struct ConvParams {
   SequenceBatch batch;
   int64_t channels = 0;

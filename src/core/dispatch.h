@@ -6,15 +6,17 @@
 
 namespace replayssm {
 
-// Calls fn<T>() with the element type of `dtype`.
+// Calls fn<T>() with the element type of `dtype`, which is one that numbers are computed in.
 template <class Fn>
 decltype(auto) dispatch_float(DType dtype, Fn&& fn) {
   switch (dtype) {
     case DType::kFloat32: return fn.template operator()<float>();
     case DType::kBFloat16: return fn.template operator()<bf16>();
     case DType::kFloat16: return fn.template operator()<fp16>();
+    case DType::kFloat8E4M3:
+    case DType::kInt8: break;
   }
-  fail("unsupported dtype ", static_cast<int>(dtype));
+  fail("unsupported dtype ", dtype_name(dtype));
 }
 
 }  // namespace replayssm

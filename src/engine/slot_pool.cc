@@ -61,13 +61,14 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
     return memory_.back().as<void>();
   };
   for (int64_t layer = 0; layer < layers; ++layer) {
-    recurrent_.push_back({.checkpoint = array(bytes.checkpoint),
-                          .ring_v = array(bytes.ring_v),
-                          .ring_k = array(bytes.ring_k),
-                          .ring_b = static_cast<float*>(array(bytes.ring_gate)),
-                          .ring_g = static_cast<float*>(array(bytes.ring_gate)),
-                          .checkpoint_dtype = checkpoint_dtype,
-                          .activation_dtype = activation_dtype});
+    RecurrentState& state = recurrent_.emplace_back();
+    state.checkpoint = array(bytes.checkpoint);
+    state.ring_v = array(bytes.ring_v);
+    state.ring_k = array(bytes.ring_k);
+    state.ring_b = static_cast<float*>(array(bytes.ring_gate));
+    state.ring_g = static_cast<float*>(array(bytes.ring_gate));
+    state.checkpoint_dtype = checkpoint_dtype;
+    state.activation_dtype = activation_dtype;
     conv_inputs_.push_back(array(bytes.conv));
   }
 }

@@ -123,8 +123,15 @@ class Pool {
     cursors[s] = reset_cursor(ring_);
   }
   RecurrentState state() {
-    return {checkpoint.data(), ring_v.data(),    ring_k.data(),   ring_b.data(),
-            ring_g.data(),     case_.checkpoint, case_.activation};
+    RecurrentState state;
+    state.checkpoint = checkpoint.data();
+    state.ring_v = ring_v.data();
+    state.ring_k = ring_k.data();
+    state.ring_b = ring_b.data();
+    state.ring_g = ring_g.data();
+    state.checkpoint_dtype = case_.checkpoint;
+    state.activation_dtype = case_.activation;
+    return state;
   }
   const RingConfig& ring() const { return ring_; }
 

@@ -71,7 +71,8 @@ float* recur(int64_t index, const std::byte* conv_out, int64_t stride, int64_t v
   p.v_stride = p.k_stride = p.q_stride = stride;
   p.b = context.b.get(0);
   p.g = context.g.get(0);
-  p.o = context.mixed.get(context.tokens * p.shape.heads * p.shape.head_dim);
+  float* o = context.mixed.get(context.tokens * p.shape.heads * p.shape.head_dim);
+  p.o = o;
   float* workspace = context.workspace.get(
       recurrent_workspace_bytes(p.shape, context.state->ring, context.pool.size()) /
       static_cast<int64_t>(sizeof(float)));
@@ -90,7 +91,7 @@ float* recur(int64_t index, const std::byte* conv_out, int64_t stride, int64_t v
     p.batch.slot += decodes;
     recurrent_prefill(p, workspace, context.pool);
   }
-  return p.o;
+  return o;
 }
 
 }  // namespace

@@ -153,6 +153,9 @@ decltype(auto) dispatch_family(Family family, Fn&& fn) {
 
 inline void check_recurrent(const RecurrentShape& shape, const SequenceBatch& batch,
                             const RecurrentState& state) {
+  REPLAYSSM_CHECK(shape.family != Family::kKimiDelta && batch.parent == nullptr &&
+                      state.read_copy.data == nullptr,
+                  "not on this backend yet");
   REPLAYSSM_CHECK(shape.heads > 0 && shape.key_heads > 0 && shape.heads % shape.key_heads == 0,
                   "heads=", shape.heads, " key_heads=", shape.key_heads);
   REPLAYSSM_CHECK(shape.head_dim > 0, "head_dim=", shape.head_dim);

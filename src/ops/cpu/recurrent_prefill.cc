@@ -140,7 +140,7 @@ class PrefillBlock {
  private:
   bool is_delta() const { return p_.shape.family == Family::kGatedDelta; }
   float* output(int64_t token, int64_t head) const {
-    return p_.o + (token * p_.shape.heads + head) * p_.shape.head_dim;
+    return static_cast<float*>(p_.o) + (token * p_.shape.heads + head) * p_.shape.head_dim;
   }
   float* state(int64_t h) const { return m_.state + h * m_.width * m_.height; }
 

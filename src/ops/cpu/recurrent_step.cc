@@ -168,9 +168,9 @@ class StepBlock {
 
   void clear_outputs() {
     for (int64_t i = 0; i < replay_.window; ++i) {
-      std::fill_n(
-          p_.o + ((first_token_ + i) * p_.shape.heads + block_.head_begin) * p_.shape.head_dim,
-          (block_.head_end - block_.head_begin) * p_.shape.head_dim, 0.0f);
+      std::fill_n(static_cast<float*>(p_.o) +
+                      ((first_token_ + i) * p_.shape.heads + block_.head_begin) * p_.shape.head_dim,
+                  (block_.head_end - block_.head_begin) * p_.shape.head_dim, 0.0f);
     }
   }
 
@@ -226,8 +226,9 @@ class StepBlock {
       });
     });
     for (int64_t i = 0; i < replay_.window; ++i)
-      std::copy_n(m_.heads[h].o + i * m_.height, shape.head_dim,
-                  p_.o + ((first_token_ + i) * shape.heads + head) * shape.head_dim);
+      std::copy_n(
+          m_.heads[h].o + i * m_.height, shape.head_dim,
+          static_cast<float*>(p_.o) + ((first_token_ + i) * shape.heads + head) * shape.head_dim);
   }
 
   // The window joins the ring as it came.
