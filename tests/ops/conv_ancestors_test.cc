@@ -20,9 +20,9 @@ struct TreeConvCase {
   DType dtype;
 };
 
-class ConvTree : public ::testing::TestWithParam<TreeConvCase> {};
+class ConvAncestors : public ::testing::TestWithParam<TreeConvCase> {};
 
-INSTANTIATE_TEST_SUITE_P(Shapes, ConvTree,
+INSTANTIATE_TEST_SUITE_P(Shapes, ConvAncestors,
                          ::testing::Values(TreeConvCase{64, 4, DType::kFloat32},
                                            TreeConvCase{131, 4, DType::kBFloat16},
                                            TreeConvCase{7, 3, DType::kFloat16},
@@ -82,7 +82,7 @@ class Channels {
 };
 
 // Random trees of which random paths are accepted, channel by channel against the definition.
-TEST_P(ConvTree, TapsFollowAncestorsThenCommittedInputs) {
+TEST_P(ConvAncestors, TapsFollowAncestorsThenCommittedInputs) {
   const auto c = GetParam();
   constexpr int32_t kNodes = 7;
   dispatch_float(c.dtype, [&]<class T>() {
@@ -120,7 +120,7 @@ TEST_P(ConvTree, TapsFollowAncestorsThenCommittedInputs) {
 
 // A chain given as parents is that chain, bit for bit; and a piece of text taken at once or token
 // by token is the same, bit for bit (pitfalls 27: inputs that are unrounded within a window).
-TEST_P(ConvTree, ChainsHaveTheSameBitsHoweverTheyCome) {
+TEST_P(ConvAncestors, ChainsHaveTheSameBitsHoweverTheyCome) {
   const auto c = GetParam();
   constexpr int32_t kNodes = 6;
   dispatch_float(c.dtype, [&]<class T>() {
