@@ -17,8 +17,8 @@
 // nothing is read or written for it and its outputs are zeroed.
 //
 // One step of a model: begin (once), then per layer causal_conv, the gates and recurrent_step, then
-// commit (once). A tree window is committed by recurrent_compact and conv_compact of every layer
-// before the commit moves the cursors.
+// commit (once). A tree window is committed by compact of every layer before the commit moves the
+// cursors.
 #pragma once
 
 #include <cstdint>
@@ -85,9 +85,9 @@ struct RecurrentState {
 };
 
 // Stochastic rounding of a 16-bit checkpoint, unbiased. Every state row is cut into groups of 8
-// columns, ceil(K / 8) of them, counted through the rows of the slot. The random bits of a group are
-// philox4x32_10(key = seed[slot], counter = (low and high word of the token counter behind the last
-// stored token, stream, group)): they depend on the sequence, its position and the element, on
+// columns, ceil(K / 8) of them, counted through the rows of the slot. The random bits of a group
+// are philox4x32_10(key = seed[slot], counter = (low and high word of the token counter behind the
+// last stored token, stream, group)): they depend on the sequence, its position and the element, on
 // nothing else. Column c of a group has the low (c even) or high half of word c / 2. It rounds away
 // from zero where floor(2^16 f) + bits >= 2^16, with f its distance from the next value towards
 // zero in units of the gap.
@@ -164,6 +164,16 @@ struct RecurrentFoldParams {
   const int32_t* target_slot = nullptr;  // [sequences]; null: in place
 };
 
+// Zeroes what a new sequence starts from: checkpoint and read copy of slot[s], and the
+// convolution's inputs where `conv_inputs` is given. Rings need none: an empty one is not read.
+struct SlotClearParams {
+  RecurrentShape shape;
+  SequenceBatch batch;  // query_start, cursors and parent are not read
+  RecurrentState state;
+  void* conv_inputs = nullptr;  // [slots, conv_rows, channels], activation dtype
+  int64_t channels = 0;
+};
+
 // Copies all that a layer keeps of slot[s] to target_slot[s]: checkpoint, read copy, ring, and the
 // convolution's inputs where `conv_inputs` is given. No slot is both source and target.
 struct SlotCopyParams {
@@ -190,6 +200,8 @@ struct CompactParams {
 // Speculative decoding as engines without a ring do it, the baseline to compare with: every token
 // of a window updates the state and stores all of it, token i in snapshot i. The window starts from
 // snapshot `source[s]`, that of the last accepted token, or from the checkpoint where it is -1.
+// Checkpoint, ring, read copy and cursors are not written; windows are chains of at most
+// max_window.
 struct SnapshotStepParams : RecurrentStepParams {
   void* snapshots = nullptr;        // [slots, max_window, HV, V, K] checkpoint dtype
   const int32_t* source = nullptr;  // [sequences]

@@ -20,7 +20,7 @@
 namespace replayssm::cli {
 namespace {
 
-enum class Regime : uint8_t { kDecode, kVerify, kPrefill, kFold, kConv };
+enum class Regime : uint8_t { kDecode, kVerify, kSnapshots, kPrefill, kFold, kConv };
 
 struct OpEntry {
   const char* name;
@@ -28,15 +28,19 @@ struct OpEntry {
   Family family;    // of its own shape
   bool any_family;  // the op is the same for all of them
 };
-constexpr std::array kOps = {OpEntry{"mamba2_decode", Regime::kDecode, Family::kMamba2, false},
-                             OpEntry{"gdn_decode", Regime::kDecode, Family::kGatedDelta, false},
-                             OpEntry{"kda_decode", Regime::kDecode, Family::kKimiDelta, false},
-                             OpEntry{"mamba2_verify", Regime::kVerify, Family::kMamba2, false},
-                             OpEntry{"gdn_verify", Regime::kVerify, Family::kGatedDelta, false},
-                             OpEntry{"kda_verify", Regime::kVerify, Family::kKimiDelta, false},
-                             OpEntry{"prefill", Regime::kPrefill, Family::kGatedDelta, true},
-                             OpEntry{"fold", Regime::kFold, Family::kGatedDelta, true},
-                             OpEntry{"conv", Regime::kConv, Family::kGatedDelta, true}};
+constexpr std::array kOps = {
+    OpEntry{"mamba2_decode", Regime::kDecode, Family::kMamba2, false},
+    OpEntry{"gdn_decode", Regime::kDecode, Family::kGatedDelta, false},
+    OpEntry{"kda_decode", Regime::kDecode, Family::kKimiDelta, false},
+    OpEntry{"mamba2_verify", Regime::kVerify, Family::kMamba2, false},
+    OpEntry{"gdn_verify", Regime::kVerify, Family::kGatedDelta, false},
+    OpEntry{"kda_verify", Regime::kVerify, Family::kKimiDelta, false},
+    OpEntry{"mamba2_snapshots", Regime::kSnapshots, Family::kMamba2, false},
+    OpEntry{"gdn_snapshots", Regime::kSnapshots, Family::kGatedDelta, false},
+    OpEntry{"kda_snapshots", Regime::kSnapshots, Family::kKimiDelta, false},
+    OpEntry{"prefill", Regime::kPrefill, Family::kGatedDelta, true},
+    OpEntry{"fold", Regime::kFold, Family::kGatedDelta, true},
+    OpEntry{"conv", Regime::kConv, Family::kGatedDelta, true}};
 
 struct ModelShape {
   const char* name;
@@ -82,7 +86,8 @@ int64_t op_window(const OpOptions& options, const OpEntry& op) {
     fail("--window: expected 1 for ", op.name, ", got ", options.window);
   }
   if (options.window > 0) return options.window;
-  return op.regime == Regime::kVerify ? kVerify : op.regime == Regime::kPrefill ? kPrompt : 1;
+  if (op.regime == Regime::kPrefill) return kPrompt;
+  return op.regime == Regime::kVerify || op.regime == Regime::kSnapshots ? kVerify : 1;
 }
 
 // The baseline comes first.
@@ -118,11 +123,16 @@ std::vector<OpVariant> op_variants(const OpOptions& options, const OpEntry& op) 
   switch (op.regime) {
     case Regime::kDecode:
     case Regime::kVerify:
-      step("conventional", Route::kConventional, 1);
+      if (op.regime == Regime::kVerify) add("snapshots", OpKind::kSnapshots, schedule);
+      step(window > 1 ? "conventional, 1 token" : "conventional", Route::kConventional, 1);
       step("state_and_output", Route::kStateAndOutput, window);
       step("output_only", Route::kOutputOnly, window);
       with_copies("output_only", OpKind::kStep);
       if (window > 1) step("output_only, 1 token", Route::kOutputOnly, 1);
+      break;
+    case Regime::kSnapshots:
+      add("snapshots", OpKind::kSnapshots, schedule);
+      step("conventional, 1 token", Route::kConventional, 1);
       break;
     case Regime::kPrefill: add("prefill", OpKind::kPrefill, schedule); break;
     case Regime::kFold:

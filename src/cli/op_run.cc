@@ -28,11 +28,19 @@ DType activation(const OpSetup& setup) { return setup.variants.front().schedule.
 
 int64_t slot_ring_rows(const OpSetup& setup) {
   return most(setup, [&](const OpVariant& variant) {
-    if (variant.kind == OpKind::kPrefill || variant.kind == OpKind::kConv ||
-        variant.schedule.route == Route::kConventional)
-      return int64_t{0};
+    const bool keeps_ring = variant.kind == OpKind::kFold || variant.kind == OpKind::kStep;
+    if (!keeps_ring || variant.schedule.route == Route::kConventional) return int64_t{0};
     const RingConfig ring = setup.ring(variant);
     return ring_rows(ring.buffer_len, ring.max_window);
+  });
+}
+
+int64_t slot_snapshot_bytes(const OpSetup& setup) {
+  return most(setup, [&](const OpVariant& variant) {
+    const DecodeSchedule& schedule = variant.schedule;
+    return variant.kind == OpKind::kSnapshots
+               ? schedule.window * checkpoint_bytes(setup.shape, schedule.checkpoint_dtype)
+               : 0;
   });
 }
 
@@ -95,6 +103,7 @@ StateTraffic call_traffic(const OpSetup& setup, const OpVariant& variant) {
   const auto one = [&]() -> StateTraffic {
     switch (variant.kind) {
       case OpKind::kStep: return state_traffic(setup.shape, schedule);
+      case OpKind::kSnapshots: return snapshot_traffic(setup.shape, schedule);
       case OpKind::kPrefill: return prefill_traffic(setup.shape, schedule);
       case OpKind::kFold: return fold_traffic(setup.shape, schedule, schedule.buffer_len);
       case OpKind::kConv:
@@ -107,7 +116,8 @@ StateTraffic call_traffic(const OpSetup& setup, const OpVariant& variant) {
 }
 
 int64_t slot_bytes(const OpSetup& setup) {
-  int64_t bytes = slot_checkpoint_bytes(setup) + slot_conv_bytes(setup) +
+  int64_t bytes = slot_checkpoint_bytes(setup) + slot_snapshot_bytes(setup) +
+                  slot_conv_bytes(setup) +
                   slot_ring_rows(setup) * ring_row_bytes(setup.shape, activation(setup));
   for (const OpVariant& variant : setup.variants) {
     if (variant.schedule.read_copy)
@@ -121,6 +131,7 @@ OpMemory::OpMemory(const OpSetup& setup, ThreadPool& pool) {
   const DType dtype = activation(setup);
   const int64_t slots = setup.slots(), rows = slots * slot_ring_rows(setup);
   checkpoint_ = filled(slots * slot_checkpoint_bytes(setup), pool);
+  snapshots = filled(slots * slot_snapshot_bytes(setup), pool);
   conv_inputs = filled(slots * slot_conv_bytes(setup), pool);
   ring_v_ = filled(rows * s.heads * s.head_dim * dtype_bytes(dtype), pool);
   ring_k_ = filled(rows * s.key_heads * s.state_dim * dtype_bytes(dtype), pool);
@@ -150,6 +161,9 @@ OpMemory::OpMemory(const OpSetup& setup, ThreadPool& pool) {
   x = random_values(tokens * setup.channels(), DType::kFloat32);
   weight = constant(kMaxConvKernel * setup.channels(), 0.25f);
   o = Buffer(tokens * setup.channels() * static_cast<int64_t>(sizeof(float)));
+  source = Array<int32_t>(setup.batch);
+  for (int32_t& accepted : source)
+    accepted = static_cast<int32_t>(setup.variants.front().schedule.accepted) - 1;
   slot = Array<int32_t>(slots);
   std::iota(slot.begin(), slot.end(), 0);
 }
@@ -265,6 +279,12 @@ void OpRun::call(int64_t first_slot) {
   void* workspace = workspace_.as<void>();
   switch (variant_.kind) {
     case OpKind::kStep: return cpu::recurrent_step(step_params(first_slot), workspace, pool_);
+    case OpKind::kSnapshots: {
+      SnapshotStepParams p{step_params(first_slot)};
+      p.snapshots = memory_.snapshots.as<void>();
+      p.source = memory_.source.data();
+      return cpu::snapshot_step(p, workspace, pool_);
+    }
     case OpKind::kPrefill:
       return cpu::recurrent_prefill({step_params(first_slot)}, workspace, pool_);
     case OpKind::kFold: {

@@ -15,7 +15,7 @@
 
 namespace replayssm::cli {
 
-enum class OpKind : uint8_t { kStep, kPrefill, kFold, kConv };
+enum class OpKind : uint8_t { kStep, kSnapshots, kPrefill, kFold, kConv };
 
 struct OpVariant {
   std::string name;
@@ -45,6 +45,8 @@ class OpMemory {
 
   RecurrentState state(const OpSetup& setup, const OpVariant& variant) const;
 
+  Buffer snapshots;            // [slots, window, HV, V, K]
+  Array<int32_t> source;       // of one call
   Buffer conv_inputs;          // [slots, conv_rows, channels]
   Buffer v, k, q, gate, x, o;  // of one call
   Array<float> b, g;           // of one call

@@ -166,10 +166,15 @@ TEST(BenchOp, ReportsEveryVariantOfEveryOp) {
   EXPECT_EQ(verify["window"], 3);
   EXPECT_EQ(verify["accepted"], 2);
   EXPECT_EQ(verify["head_dim"], 80);
+  EXPECT_EQ(verify["results"][0]["variant"], "snapshots");
+  EXPECT_EQ(verify["results"][0]["bytes"]["write_only"], 3.0 * 3 * 4 * 80 * 128 * 4);
   EXPECT_EQ(verify["results"].back()["variant"], "output_only, 1 token");
-  for (const char* op : {"prefill", "fold", "conv"}) {
-    EXPECT_GT(
-        report_of({op, "--window", op == std::string("fold") ? "1" : "7"})["results"][0]["us"], 0);
+  for (const char* op : {"kda_decode", "gdn_snapshots", "prefill", "fold", "conv"}) {
+    EXPECT_GT(report_of({op, "--window",
+                         op == std::string("fold") || op == std::string("kda_decode")
+                             ? "1"
+                             : "7"})["results"][0]["us"],
+              0);
   }
 }
 

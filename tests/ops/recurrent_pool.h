@@ -102,11 +102,6 @@ class Pool {
     }
     return all;
   }
-  // The definition of a slot's copy, cursor included.
-  void copy(int64_t from, int64_t to) {
-    for (PoolArray* array : arrays()) std::ranges::copy(array->slot(from), array->slot(to).begin());
-    cursors[to] = cursors[from];
-  }
   // The definition of compaction: row path[i] of the window becomes its row i.
   void move_rows(int64_t s, const std::vector<int64_t>& path) {
     const int64_t rows = ring_rows(ring_.buffer_len, ring_.max_window);

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "core/check.h"
 #include "core/dispatch.h"
+#include "ops/check_params.h"
 #include "ops/cpu/recurrent.h"
 #include "replay/cursor.h"
 
@@ -34,6 +34,7 @@ class ConvColumn {
     slot_ = batch.slot[sequence];
     first_ = batch.query_start[sequence];
     window_ = batch.query_start[sequence + 1] - first_;
+    if (batch.parent != nullptr) parent_ = batch.parent + first_;
     if (slot_ >= 0) counter_ = batch.cursors[slot_].ring_start + batch.cursors[slot_].ring_count;
   }
 
@@ -43,16 +44,13 @@ class ConvColumn {
       for (int64_t i = 0; i < window_; ++i) store(hn::Zero(d), output(i));
       return;
     }
-    hn::Vec<D> weight[kMaxConvKernel], input[kMaxConvKernel];
+    hn::Vec<D> weight[kMaxConvKernel];
     for (int64_t j = 0; j < taps_; ++j) weight[j] = load(p_.weight + j * p_.channels + channel_);
     const auto bias = p_.bias ? load(p_.bias + channel_) : hn::Zero(d);
-    for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = load(kept(j + 1 - taps_));
-    for (int64_t i = 0; i < window_; ++i) {
-      input[taps_ - 1] = RoundF32(d, load(p_.x + (first_ + i) * p_.x_stride + channel_), T());
-      auto sum = bias;
-      for (int64_t j = 0; j < taps_; ++j) sum = hn::MulAdd(weight[j], input[j], sum);
-      store(SiluF32(d, sum), output(i));
-      for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = input[j + 1];
+    if (parent_ != nullptr) {
+      run_tree(weight, bias);
+    } else {
+      run_chain(weight, bias);
     }
     // A decode window may be rolled back, so all of it is kept beside what preceded it.
     const int64_t keep =
@@ -63,6 +61,38 @@ class ConvColumn {
 
  private:
   using D = hn::ScalableTag<float>;
+
+  HWY_INLINE void run_chain(const hn::Vec<D>* weight, hn::Vec<D> bias) {
+    hn::Vec<D> input[kMaxConvKernel];
+    for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = load(kept(j + 1 - taps_));
+    for (int64_t i = 0; i < window_; ++i) {
+      input[taps_ - 1] = fresh(i);
+      auto sum = bias;
+      for (int64_t j = 0; j < taps_; ++j) sum = hn::MulAdd(weight[j], input[j], sum);
+      store(SiluF32(D(), sum), output(i));
+      for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = input[j + 1];
+    }
+  }
+
+  // Sums in the same order, so that a chain is the same with and without parents.
+  void run_tree(const hn::Vec<D>* weight, hn::Vec<D> bias) {
+    for (int64_t i = 0; i < window_; ++i) {
+      hn::Vec<D> input[kMaxConvKernel];
+      int64_t row = i;  // of the window, or, below 0, behind the last committed input
+      for (int64_t j = taps_ - 1; j >= 0; --j) {
+        input[j] = row >= 0 ? fresh(row) : load(kept(row));
+        row = row >= 0 ? parent_[row] : row - 1;
+      }
+      auto sum = bias;
+      for (int64_t j = 0; j < taps_; ++j) sum = hn::MulAdd(weight[j], input[j], sum);
+      store(SiluF32(D(), sum), output(i));
+    }
+  }
+
+  // The window's input i.
+  HWY_INLINE hn::Vec<D> fresh(int64_t i) const {
+    return RoundF32(D(), load(p_.x + (first_ + i) * p_.x_stride + channel_), T());
+  }
 
   T* kept(int64_t i) const {
     return static_cast<T*>(p_.inputs) + (slot_ * rows_ + (counter_ + i) % rows_) * p_.channels +
@@ -78,6 +108,7 @@ class ConvColumn {
   void store(hn::Vec<D> v, T* p) const { StoreF32N(v, D(), p, static_cast<size_t>(lanes_)); }
 
   const ConvParams& p_;
+  const int32_t* parent_ = nullptr;  // of this window; null: a chain
   int64_t taps_, rows_, channel_, lanes_;
   int64_t slot_ = -1, first_ = 0, window_ = 0, counter_ = 0;
 };
@@ -111,8 +142,7 @@ namespace cpu {
 void causal_conv(const ConvParams& params, ThreadPool& pool) {
   constexpr int64_t kBlock = 128;
   const auto& batch = params.batch;
-  REPLAYSSM_CHECK(batch.ring.conv_kernel >= 1 && batch.ring.conv_kernel <= kMaxConvKernel,
-                  "conv_kernel=", batch.ring.conv_kernel, ", at most ", kMaxConvKernel);
+  check_params(params);
   const auto kernel = HWY_DYNAMIC_DISPATCH(conv_channels);
   const int64_t blocks = (params.channels + kBlock - 1) / kBlock;
   pool.for_ranges(batch.sequences * blocks, [&](int64_t begin, int64_t end, int) {

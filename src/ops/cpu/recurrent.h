@@ -16,6 +16,9 @@ void recurrent_step(const RecurrentStepParams& params, void* workspace, ThreadPo
 void recurrent_prefill(const RecurrentPrefillParams& params, void* workspace, ThreadPool& pool);
 void recurrent_fold(const RecurrentFoldParams& params, void* workspace, ThreadPool& pool);
 
+// Rounds 16-bit snapshots to nearest even.
+void snapshot_step(const SnapshotStepParams& params, void* workspace, ThreadPool& pool);
+
 // Convolution of decode windows and of prompts alike.
 void causal_conv(const ConvParams& params, ThreadPool& pool);
 
