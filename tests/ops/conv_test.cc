@@ -163,6 +163,21 @@ TEST_P(Conv, RejectedTokensLeaveNoTrace) {
   }
 }
 
+// A text taken at once or token by token has the same bits, however unrounded its inputs are:
+// within a window they are rounded like the kept ones (pitfalls 27).
+TEST_P(Conv, WindowsAreTheirTokensBitForBit) {
+  reset(8);
+  const auto whole = run(0, 8, x_);
+  reset(8);
+  std::vector<float> single;
+  for (int64_t t = 0; t < 8; ++t) {
+    const auto y = run(t, t + 1, x_);
+    single.insert(single.end(), y.begin(), y.end());
+    commit_step(cursors_[1], 1, Route::kOutputOnly);
+  }
+  EXPECT_EQ(single, whole);
+}
+
 TEST_P(Conv, OtherSlotsStayUntouched) {
   run(0, 20, x_);
   const size_t bytes = inputs_.size() / 3;

@@ -73,9 +73,9 @@ TEST_P(ReadCopies, EqualTheEncodedCheckpointAfterAnySchedule) {
   const Case c = GetParam();
   Case plain = c;
   plain.read_copy.reset();
-  const auto in = random_inputs(c, 60, 41);
+  const auto in = random_inputs(c, 40, 41);
   std::mt19937 random(42);
-  for (int trial = 0; trial < 4; ++trial) {
+  for (int trial = 0; trial < 3; ++trial) {
     const RingConfig ring{.buffer_len = 1 + static_cast<int32_t>(random() % 9),
                           .max_window = 1 + static_cast<int32_t>(random() % 4)};
     Pool with(c, ring, 2), without(plain, ring, 2);
@@ -87,15 +87,17 @@ TEST_P(ReadCopies, EqualTheEncodedCheckpointAfterAnySchedule) {
       commit_prefill(pool->cursors[0], t, ring);
     }
     if (t > 0) expect_copy_of_checkpoint(c, with, 0);
-    while (t < 60) {
+    while (t < 40) {
       const Route route = kRoutes[trial == 0 ? 0 : 1 + random() % 2];
-      const int64_t end = std::min<int64_t>(60, t + 1 + random() % ring.max_window);
+      const int64_t end = std::min<int64_t>(40, t + 1 + random() % ring.max_window);
+      const auto before = with.checkpoint.bytes;
       decode(c, with, route, in, t, end, end - t, threads_);
       decode(plain, without, route, in, t, end, end - t, threads_);
       t = end;
+      const bool stored = with.checkpoint.bytes != before;
       // Rounding of the copy never enters the recurrence.
       ASSERT_EQ(with.checkpoint.bytes, without.checkpoint.bytes) << name(c) << " at " << t;
-      expect_copy_of_checkpoint(c, with, 0);
+      if (stored) expect_copy_of_checkpoint(c, with, 0);
     }
     fold(c, with, 0, threads_, 1);  // a snapshot brings its copy
     expect_copy_of_checkpoint(c, with, 1);

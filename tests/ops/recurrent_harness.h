@@ -51,8 +51,7 @@ class Call {
     gather(g_, windows, &Inputs::g);
     make_parents(windows);
     o_.assign(tokens * s.heads * s.head_dim * dtype_bytes(c.output), 0xff);
-    workspace_ = Array<float>(cpu::recurrent_workspace_bytes(s, pool.ring(), threads) / 4);
-    std::fill(workspace_.begin(), workspace_.end(), kNaN);
+    workspace_ = pool.workspace(threads);
 
     p.shape = s;
     p.batch = {static_cast<int64_t>(windows.size()),
@@ -81,7 +80,7 @@ class Call {
     p.o_dtype = c.output;
   }
 
-  float* workspace() { return workspace_.data(); }
+  float* workspace() { return workspace_; }
   // The outputs of window w, [tokens, HV, V].
   std::vector<float> outputs(size_t w) const {
     const int64_t width = case_.shape.heads * case_.shape.head_dim;
@@ -136,7 +135,7 @@ class Call {
   std::vector<int32_t> query_start_{0}, slot_, parent_;
   std::vector<uint8_t> v_, k_, q_, gate_, z_, o_;
   std::vector<float> b_, g_;
-  Array<float> workspace_;
+  float* workspace_ = nullptr;
 };
 
 // Runs one call over the windows; returns each window's outputs [tokens, HV, V]. Does not commit.
@@ -168,8 +167,7 @@ inline void fold(const Case& c, Pool& pool, int32_t slot, ThreadPool& threads,
   p.channel_gate = pool.channel_gate();
   p.rounding = pool.rounding();
   if (target) p.target_slot = &*target;
-  Array<float> workspace(cpu::recurrent_workspace_bytes(c.shape, pool.ring(), threads.size()) / 4);
-  cpu::recurrent_fold(p, workspace.data(), threads);
+  cpu::recurrent_fold(p, pool.workspace(threads.size()), threads);
   if (target) pool.cursors[*target] = pool.cursors[slot];
   commit_fold(pool.cursors[target.value_or(slot)]);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ops/cpu/slots.h"
 #include "ops/recurrent_harness.h"
 #include "ops/recurrent_oracle.h"
 
@@ -55,7 +56,7 @@ class Life {
   }
 
  private:
-  static constexpr int64_t kTokens = 120;
+  static constexpr int64_t kTokens = 80;
 
   // A window, chain or tree, of which a path is accepted.
   void step() {
@@ -78,7 +79,7 @@ class Life {
                 output_tolerance(case_))
           << name(case_) << " " << route_name(route) << " at " << next_;
     }
-    pool_.move_rows(slot_, path);
+    if (!window.parent.empty()) compact(path, static_cast<int32_t>(tokens));
     commit_step(pool_.cursors[slot_], std::ssize(path), route);
     for (const int64_t i : path) {
       oracle_.commit(in_, next_ + i);
@@ -87,13 +88,33 @@ class Life {
     next_ += tokens;
   }
 
+  // The accepted path of a tree becomes the first rows of its window.
+  void compact(const std::vector<int64_t>& rows, int32_t tokens) {
+    const int32_t query_start[] = {0, tokens}, accepted = static_cast<int32_t>(rows.size());
+    std::vector<int32_t> path(rows.begin(), rows.end());
+    path.resize(tokens, -1);
+    CompactParams p;
+    p.shape = case_.shape;
+    p.batch = {1, query_start, &slot_, pool_.cursors.data(), pool_.ring()};
+    p.state = pool_.state();
+    p.path = path.data();
+    p.accepted = &accepted;
+    cpu::compact(p, threads_);
+  }
+
   // To the other slot, as it stands or folded; what it leaves behind becomes NaN.
   void move(bool folded) {
     const int32_t to = 1 - slot_;
     if (folded) {
       fold(case_, pool_, slot_, threads_, to);
     } else {
-      pool_.copy(slot_, to);
+      SlotCopyParams p;
+      p.shape = case_.shape;
+      p.batch = {1, nullptr, &slot_, nullptr, pool_.ring()};
+      p.state = pool_.state();
+      p.target_slot = &to;
+      cpu::slot_copy(p, threads_);
+      pool_.cursors[to] = pool_.cursors[slot_];
     }
     for (PoolArray* array : pool_.arrays()) std::ranges::fill(array->slot(slot_), 0xff);
     slot_ = to;
@@ -110,7 +131,7 @@ class Life {
 };
 
 TEST_P(RecurrentHistory, AnyLifeIsThatOfItsCommittedTokens) {
-  for (uint32_t seed = 0; seed < 4; ++seed) {
+  for (uint32_t seed = 0; seed < 3; ++seed) {
     std::mt19937 random(seed);
     const RingConfig ring{.buffer_len = 1 + static_cast<int32_t>(random() % 18),
                           .max_window = 1 + static_cast<int32_t>(random() % 8)};

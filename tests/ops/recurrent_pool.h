@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "core/buffer.h"
+#include "ops/cpu/recurrent.h"
 #include "ops/recurrent_inputs.h"
 #include "replay/cursor.h"
 
@@ -99,11 +102,6 @@ class Pool {
     }
     return all;
   }
-  // The definition of a slot's copy, cursor included.
-  void copy(int64_t from, int64_t to) {
-    for (PoolArray* array : arrays()) std::ranges::copy(array->slot(from), array->slot(to).begin());
-    cursors[to] = cursors[from];
-  }
   // The definition of compaction: row path[i] of the window becomes its row i.
   void move_rows(int64_t s, const std::vector<int64_t>& path) {
     const int64_t rows = ring_rows(ring_.buffer_len, ring_.max_window);
@@ -136,6 +134,15 @@ class Pool {
                          *case_.read_copy};
     return state;
   }
+  // Scratch memory of a call, NaN again at each.
+  float* workspace(int threads) {
+    const int64_t floats = cpu::recurrent_workspace_bytes(case_.shape, ring_, threads) /
+                           static_cast<int64_t>(sizeof(float));
+    if (!workspace_ || workspace_->size() < floats)
+      workspace_ = std::make_shared<Array<float>>(floats);
+    std::ranges::fill(*workspace_, kNaN);
+    return workspace_->data();
+  }
   ChannelGate channel_gate() const {
     if (!case_.kimi()) return {};
     return {scale_.data(), bias_.data(), case_.lower_bound};
@@ -154,6 +161,7 @@ class Pool {
   Case case_;
   RingConfig ring_;
   std::vector<float> skip_, scale_, bias_;
+  std::shared_ptr<Array<float>> workspace_;
 };
 
 }  // namespace replayssm::testing

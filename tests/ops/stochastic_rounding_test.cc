@@ -38,7 +38,7 @@ TEST_P(Rounding, HasTheBitsOfTheDefinition) {
   Case wide = c;
   wide.checkpoint = DType::kFloat32;
   wide.rounding.reset();
-  const int64_t tokens = 30;
+  const int64_t tokens = 14;
   const auto in = random_inputs(c, tokens, 51);
   const auto& s = c.shape;
   for (const Route route : kRoutes) {
