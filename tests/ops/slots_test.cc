@@ -122,7 +122,8 @@ TEST_P(Slots, CompactMovesAPathTogether) {
       std::ranges::sort(rows);
       if (slot >= 0) {
         pool.cursors[slot].ring_start = 3 + static_cast<int64_t>(random() % 100);
-        pool.cursors[slot].ring_count = static_cast<int32_t>(random() % 5);
+        const int64_t room = std::max<int64_t>(kRing.buffer_len - window, 0);
+        pool.cursors[slot].ring_count = static_cast<int32_t>(random() % (room + 1));
       }
       accepted.push_back(static_cast<int32_t>(rows.size()));
       for (const int64_t row : rows) path.push_back(static_cast<int32_t>(row));
