@@ -204,6 +204,7 @@ OpReport measured(const OpOptions& options, const OpSetup& setup, ThreadPool& th
   BandwidthProbe probe(std::clamp(state_bytes, kLeastProbeBytes, kMostProbeBytes), threads);
   const OpMemory memory(setup, threads);
   std::vector<std::unique_ptr<OpRun>> runs;
+  runs.reserve(setup.variants.size());
   for (const OpVariant& variant : setup.variants)
     runs.push_back(std::make_unique<OpRun>(setup, variant, memory, threads));
 
@@ -242,6 +243,7 @@ OpReport measured(const OpOptions& options, const OpSetup& setup, ThreadPool& th
 template <class Entries>
 std::vector<std::string> names_of(const Entries& entries) {
   std::vector<std::string> names;
+  names.reserve(entries.size());
   for (const auto& entry : entries) names.emplace_back(entry.name);
   return names;
 }

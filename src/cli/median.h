@@ -20,6 +20,7 @@ inline double median(std::vector<double> values) {
 inline Bandwidth median(const std::vector<Bandwidth>& samples) {
   const auto of = [&](double Bandwidth::* kind) {
     std::vector<double> values;
+    values.reserve(samples.size());
     for (const Bandwidth& sample : samples) values.push_back(sample.*kind);
     return median(std::move(values));
   };
