@@ -1,9 +1,10 @@
-"""Plots `replayssm bench accuracy MODEL --precision-sweep --json` as an SVG.
+"""Plots `replayssm bench accuracy MODEL --precision-sweep --json` as an SVG; prints its tables.
 
     python3 tools/plot_precision.py sweep.svg MODEL.json [MODEL.json ...]
 
 Per model two panels: the read copy rounded alone, and the recurrence rounded alone. KL against
-float32 by quarter of the window; one colour per format, one line style per buffer length. Needs
+float32 by quarter of the window; one colour per format, one line style per buffer length. The
+tables, in Markdown, are the same figures and the mean KL of every pair of formats. Needs
 matplotlib.
 """
 
@@ -13,7 +14,7 @@ import sys
 import matplotlib
 
 matplotlib.use("svg")
-matplotlib.rcParams.update({"svg.hashsalt": "replayssm", "font.size": 9})
+matplotlib.rcParams.update({"svg.hashsalt": "replayssm", "svg.fonttype": "none", "font.size": 9})
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 
@@ -33,6 +34,37 @@ def draw(axes, results, varied, other, colours, styles):
             marker="o",
             markersize=3,
         )
+
+
+def print_row(cells):
+    print("| " + " | ".join(cells) + " |")
+
+
+def print_header(cells):
+    print_row(cells)
+    print_row(["---"] * len(cells))
+
+
+def print_alone(report, buffers):
+    """First and last quarter of every format that is rounded alone."""
+    print_header(["rounded", "format"] + [f"buffer {length}" for length in buffers])
+    for varied, other, title in PANELS:
+        chosen = [r for r in report["results"] if r[other] == "float32" != r[varied]]
+        for name in dict.fromkeys(r[varied] for r in chosen):
+            by_buffer = {r["buffer_len"]: r["quarter_kl"] for r in chosen if r[varied] == name}
+            quarters = [by_buffer[length] for length in buffers]
+            ends = [f"{first:.1e} → {last:.1e}" for first, *_, last in quarters]
+            print_row([title.removesuffix(" rounded"), name] + ends)
+
+
+def print_pairs(report, buffer_len):
+    """The mean KL of every pair: one row per recurrence, one column per read format."""
+    chosen = [r for r in report["results"] if r["buffer_len"] == buffer_len]
+    reads = list(dict.fromkeys(r["read"] for r in chosen))
+    print_header(["recurrence \\ read"] + reads)
+    for name in dict.fromkeys(r["recurrence"] for r in chosen):
+        means = {r["read"]: r["mean_kl"] for r in chosen if r["recurrence"] == name}
+        print_row([name] + [f"{means[read]:.1e}" for read in reads])
 
 
 def main(target, sources):
@@ -68,6 +100,12 @@ def main(target, sources):
     figure.legend(handles=lines, loc="lower center", ncols=5, frameon=False)
     figure.tight_layout(rect=(0, 0.5 / (3 * len(reports)), 1, 1))
     figure.savefig(target, metadata={"Date": None})
+
+    for report in reports:
+        print(f"\n{report['model']}, {report['tokens']} tokens:\n")
+        print_alone(report, buffers)
+        print(f"\nMean KL at buffer {buffers[len(buffers) // 2]}:\n")
+        print_pairs(report, buffers[len(buffers) // 2])
 
 
 if __name__ == "__main__":
