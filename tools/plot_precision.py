@@ -1,6 +1,6 @@
 """Plots `replayssm bench accuracy MODEL --precision-sweep --json` as an SVG; prints its tables.
 
-    python3 tools/plot_precision.py sweep.svg MODEL.json [MODEL.json ...]
+    python3 tools/plot_precision.py sweep.svg SWEEP.json [SWEEP.json ...]
 
 Per model two panels: the read copy rounded alone, and the recurrence rounded alone. KL against
 float32 by quarter of the window; one colour per format, one line style per buffer length. The
@@ -36,6 +36,19 @@ def draw(axes, results, varied, other, colours, styles):
         )
 
 
+def read_reports(sources):
+    """One report per model; files of the same model are put together."""
+    reports = {}
+    for source in sources:
+        with open(source, encoding="utf-8") as file:
+            report = json.load(file)
+        if report["model"] in reports:
+            reports[report["model"]]["results"] += report["results"]
+        else:
+            reports[report["model"]] = report
+    return list(reports.values())
+
+
 def print_row(cells):
     print("| " + " | ".join(cells) + " |")
 
@@ -68,10 +81,7 @@ def print_pairs(report, buffer_len):
 
 
 def main(target, sources):
-    reports = []
-    for source in sources:
-        with open(source, encoding="utf-8") as file:
-            reports.append(json.load(file))
+    reports = read_reports(sources)
     results = [result for report in reports for result in report["results"]]
     formats = list(dict.fromkeys(r[side] for r in results for side in ("read", "recurrence")))
     formats.remove("float32")
