@@ -206,9 +206,13 @@ namespace replayssm::cpu {
 HWY_EXPORT(snapshot_blocks);
 
 void snapshot_step(const SnapshotStepParams& params, void* workspace, ThreadPool& pool) {
+  const auto& batch = params.batch;
+  if (batch.sequences == 0) return;
   check_params(params);
+  check_windows(batch, WindowUse::kDecode);
+  debug_check(batch, WindowUse::kDecode);
   const int64_t scratch = StepScratch(nullptr, params.shape, params.batch.ring).floats;
-  const BlockList blocks(params.batch.sequences, params.shape, pool.size());
+  const BlockList blocks(batch.sequences, params.shape, pool.size());
   const auto kernel = HWY_DYNAMIC_DISPATCH(snapshot_blocks);
   pool.for_ranges(blocks.count(), [&](int64_t begin, int64_t end, int thread) {
     kernel(params, blocks, begin, end, static_cast<float*>(workspace) + thread * scratch);
