@@ -31,25 +31,28 @@ struct HeadCopy {
 };
 
 // Adds S t to every output of the window for kRows rows of S.
-template <size_t kVecs, int64_t kRows, class T>
+template <size_t kVecs, size_t kRows, class T>
 HWY_INLINE void read_rows(const HeadCopy<T>& copy, const Replay& replay, const StepScratch& m,
                           const HeadScratch& head, const RowWidth<kVecs>& width, int64_t state_dim,
                           int64_t row, Prefetcher& prefetcher) {
   const T* rows = copy.data + row * state_dim;
   Row<kVecs> s[kRows];
-  for (int64_t r = 0; r < kRows; ++r) load_row(rows + r * state_dim, width, s[r]);
+  for (size_t r = 0; r < kRows; ++r) load_row(rows + r * state_dim, width, s[r]);
   prefetcher.reading(rows, 2 * kRows * state_dim * static_cast<int64_t>(sizeof(T)));
+  auto factors = hn::Zero(D());
+  if constexpr (sizeof(T) == 1)
+    factors = hn::Mul(load_lanes<kRows>(copy.scale + row), hn::Set(D(), kLoadFactor<T>));
   for (int64_t i = 0; i < replay.window; ++i) {
-    float* o = head.o + i * m.height + row;
-    for (int64_t r = 0; r < kRows; ++r)
-      o[r] += copy.factor(row + r) * hn::GetLane(dot(s[r], head.t + i * m.width, width));
+    auto products = dots<kVecs, kRows>(s, head.t + i * m.width, width);
+    if constexpr (sizeof(T) == 1) products = hn::Mul(products, factors);
+    add_lanes<kRows>(products, head.o + i * m.height + row);
   }
 }
 
 template <size_t kVecs, class T>
 void read_head(const HeadCopy<T>& copy, const Replay& replay, const StepScratch& m,
                const HeadScratch& head, const RecurrentShape& shape, Prefetcher& prefetcher) {
-  constexpr int64_t kRows = kVecs > 0 ? std::clamp<int64_t>(16 / kVecs, 1, 2) : 1;
+  constexpr int64_t kRows = kVecs > 0 ? kDotRows : 1;
   const RowWidth<kVecs> width(shape.state_dim);
   int64_t row = 0;
   for (; row + kRows <= shape.head_dim; row += kRows)

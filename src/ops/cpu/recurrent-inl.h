@@ -1,8 +1,8 @@
 // Rows of a state in registers and the arithmetic that all kernels of the recurrence share,
 // compiled once per instruction set (included after foreach_target.h).
 //
-// Every sum over state_dim goes through `dot` or `dot_memory`, which add in the same order: that is
-// what makes a fold, a conventional update and a readout agree bit for bit.
+// Every product of a state row goes through `dots`, which adds in one order: that is what makes a
+// fold, a conventional update and a readout agree bit for bit.
 #if defined(REPLAYSSM_OPS_CPU_RECURRENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
 #undef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
@@ -86,9 +86,32 @@ HWY_INLINE void store_vectors(const Row<kVecs>& row, const RowWidth<kVecs>& widt
   for (size_t i = 0; i < width.vecs(); ++i) hn::Store(row.v[i], D(), p + i * kLanes);
 }
 
-// Even and odd vectors are summed apart, then together, then across lanes.
+// Most rows of a state that `dots` takes together.
+inline constexpr int64_t kDotRows = kLanes >= 4 ? 4 : 1;
+
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE V sums_of_lanes(V x0, V, V, V) { return x0; }
+#else
+// Sums the lanes of four vectors: every block of four lanes holds the four sums.
+HWY_INLINE V sums_of_lanes(V x0, V x1, V x2, V x3) {
+  const D d;
+  const hn::RepartitionToWide<D> pairs;
+  const auto halves = [&](V x, V y) {
+    return hn::BitCast(
+        pairs, hn::Add(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y)));
+  };
+  const auto low = halves(x0, x1), high = halves(x2, x3);
+  auto sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
+                     hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
+  if constexpr (kLanes >= 8) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
+  if constexpr (kLanes >= 16) sum = hn::Add(sum, hn::ConcatLowerUpper(d, sum, sum));
+  return sum;
+}
+#endif
+
+// The products of a row and t, summed over its vectors: even and odd ones apart, then together.
 template <size_t kVecs>
-HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
+HWY_INLINE V multiply_row(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
   const D d;
   V even = hn::Zero(d), odd = hn::Zero(d);
   size_t i = 0;
@@ -97,10 +120,37 @@ HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& w
     odd = hn::MulAdd(row.v[i + 1], hn::Load(d, t + (i + 1) * kLanes), odd);
   }
   if (i < width.vecs()) even = hn::MulAdd(row.v[i], hn::Load(d, t + i * kLanes), even);
-  return hn::SumOfLanes(d, hn::Add(even, odd));
+  return hn::Add(even, odd);
 }
 
-// The same over scratch rows of `count` floats, a multiple of kPadFloats.
+// row . t for kRows rows (at most kDotRows), row r in lane r mod kRows of every block. The order of the
+// sum does not depend on kRows.
+template <size_t kVecs, size_t kRows>
+HWY_INLINE V dots(const Row<kVecs>* rows, const float* t, const RowWidth<kVecs>& width) {
+  static_assert(kRows <= kDotRows && 4 % kRows == 0);
+  V x[kRows];
+  for (size_t r = 0; r < kRows; ++r) x[r] = multiply_row(rows[r], t, width);
+  return sums_of_lanes(x[0], x[1 % kRows], x[2 % kRows], x[3 % kRows]);
+}
+
+// kRows numbers as `dots` returns them.
+template <size_t kRows>
+HWY_INLINE V load_lanes(const float* p) {
+  const D d;
+  if constexpr (kRows == 1) return hn::Set(d, p[0]);
+  if constexpr (kRows == 2) return hn::OddEven(hn::Set(d, p[1]), hn::Set(d, p[0]));
+  if constexpr (kRows == 4) return hn::LoadDup128(d, p);
+}
+
+// o += the first kRows lanes.
+template <size_t kRows>
+HWY_INLINE void add_lanes(V x, float* o) {
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(x, D(), lanes);
+  for (size_t r = 0; r < kRows; ++r) o[r] += lanes[r];
+}
+
+// x . y over scratch rows of `count` floats, a multiple of kPadFloats; in all lanes.
 HWY_INLINE V dot_memory(const float* x, const float* y, int64_t count) {
   const D d;
   V even = hn::Zero(d), odd = hn::Zero(d);
