@@ -143,7 +143,7 @@ TEST(CommandLine, RefusesWrongBenchmarks) {
             "--read-formats: expected float32, float16"},
            {{"bench", "accuracy", "tiny-qwen3.5", "--text", text, "--precision-sweep", "--route",
              "prefill"},
-            "--precision-sweep excludes --route"},
+            "--route excludes --precision-sweep"},
            {{"bench", "accuracy", "tiny-qwen3.5", "--text", text, "--buffer-lens", "4"},
             "--buffer-lens requires --precision-sweep"},
            {{"bench", "accuracy", "tiny-qwen3.5", "--text", text, "--route", "magic"},

@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "core/check.h"
-#include "engine/fake_model.h"
 #include "core/philox.h"
+#include "engine/fake_model.h"
 
 namespace replayssm {
 namespace {

@@ -97,8 +97,7 @@ HWY_INLINE V sums_of_lanes(V x0, V x1, V x2, V x3) {
   const D d;
   const hn::RepartitionToWide<D> pairs;
   const auto halves = [&](V x, V y) {
-    return hn::BitCast(
-        pairs, hn::Add(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y)));
+    return hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y)));
   };
   const auto low = halves(x0, x1), high = halves(x2, x3);
   auto sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
@@ -123,8 +122,8 @@ HWY_INLINE V multiply_row(const Row<kVecs>& row, const float* t, const RowWidth<
   return hn::Add(even, odd);
 }
 
-// row . t for kRows rows (at most kDotRows), row r in lane r mod kRows of every block. The order of the
-// sum does not depend on kRows.
+// row . t for kRows rows (at most kDotRows), row r in lane r mod kRows of every block. The order of
+// the sum does not depend on kRows.
 template <size_t kVecs, size_t kRows>
 HWY_INLINE V dots(const Row<kVecs>* rows, const float* t, const RowWidth<kVecs>& width) {
   static_assert(kRows <= kDotRows && 4 % kRows == 0);

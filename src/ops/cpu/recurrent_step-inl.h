@@ -300,8 +300,7 @@ void run_step_blocks(const StepCall& call, const BlockList& blocks, int64_t begi
     for (int64_t i = begin; i < end; ++i) {
       // The ring of the next sequence is fetched bit by bit while this one is computed.
       const int64_t parts = blocks.per_sequence(), next = (i / parts + 1) * parts;
-      if (next < end)
-        Step(call, blocks[next], memory, prefetcher).prefetch_ring(i % parts, parts);
+      if (next < end) Step(call, blocks[next], memory, prefetcher).prefetch_ring(i % parts, parts);
       Step(call, blocks[i], memory, prefetcher).run();
     }
   });

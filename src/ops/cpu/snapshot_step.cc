@@ -77,7 +77,8 @@ void snapshot_state(const Snapshots<StateT>& s, const StepScratch& m, const Head
                     const RecurrentShape& shape, Prefetcher& prefetcher) {
   constexpr int64_t kRegisters = kLanes >= 16 ? 16 : 8;
   constexpr int64_t kRows =
-      kVecs > 0 ? std::clamp<int64_t>(2 * kRegisters / static_cast<int64_t>(kVecs), 1, kDotRows) : 1;
+      kVecs > 0 ? std::clamp<int64_t>(2 * kRegisters / static_cast<int64_t>(kVecs), 1, kDotRows)
+                : 1;
   const RowWidth<kVecs> width(shape.state_dim);
   const bool past_cache = streams<kVecs>(s.to) && s.stride % static_cast<int64_t>(kLanes) == 0;
   int64_t row = 0;
