@@ -227,6 +227,55 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"qwen3_next", "mlp_only_layers", {4}, {"layers from 0 to 3, got 4"}},
         BadCase{"qwen3_next", "decoder_sparse_step", 0, {"decoder_sparse_step: "}}));
 
+INSTANTIATE_TEST_SUITE_P(
+    Mamba2Hybrids, BadConfig,
+    ::testing::Values(
+        BadCase{"bamba", "attn_layer_indices", {3}, {"attn_layer_indices: ", "from 0 to 2, got 3"}},
+        BadCase{"bamba", "attn_layer_indices", {"1"}, {"layers from 0 to 2, got \"1\""}},
+        BadCase{"bamba",
+                "layer_types",
+                {"mamba", "mamba", "attention"},
+                {"attn_layer_indices and layer_types disagree about layer 1"}},
+        BadCase{"bamba", "layers_block_type", {"mamba"}, {"num_hidden_layers = 3 names, got 1"}},
+        BadCase{"bamba",
+                "layer_types",
+                {"mamba", "moe", "mamba"},
+                {"layer_types: expected \"attention\" or", "\"moe\" for layer 1"}},
+        BadCase{"bamba",
+                "mamba_d_head",
+                8,
+                {"mamba_n_heads * mamba_d_head = mamba_expand * hidden_size = 128, got 64"}},
+        BadCase{"bamba", "mamba_d_head", "wide", {"mamba_d_head: expected an integer"}},
+        BadCase{"bamba", "mamba_n_groups", 3, {"mamba_n_heads: expected a multiple of", "got 8"}},
+        BadCase{"bamba", "mamba_expand", 4, {"mamba_expand * hidden_size = 256, got 128"}},
+        BadCase{"bamba", "attn_rotary_emb", 16, {"attn_rotary_emb: expected", "= 8, got 16"}},
+        BadCase{"bamba", "partial_rotary_factor", 1.0, {"partial_rotary_factor", "disagree"}},
+        BadCase{"bamba", "rope_theta", 5, {"rope_theta", "disagree"}},
+        BadCase{"bamba", "num_attention_heads", 3, {"multiple of num_attention_heads = 3, got 64"}},
+        BadCase{"bamba", "hidden_act", "gelu", {"hidden_act: expected"}},
+        BadCase{"bamba", "vocab_size", "<absent>", {"vocab_size: ", "got nothing"}},
+        BadCase{"falcon_h1", "layer_types", {"hybrid", "mamba"}, {"\"mamba\" for layer 1"}},
+        BadCase{"falcon_h1", "mamba_d_ssm", 64, {"= mamba_d_ssm = 64, got 128"}},
+        BadCase{"falcon_h1", "ssm_multipliers", {1, 1}, {"ssm_multipliers: expected 5 numbers"}},
+        BadCase{"falcon_h1", "ssm_multipliers", {1, 1, 1, 1, 0}, {"expected 5 numbers", "got 0"}},
+        BadCase{"falcon_h1", "mlp_multipliers", 2, {"mlp_multipliers: expected a list, got 2"}},
+        BadCase{"falcon_h1", "key_multiplier", 0, {"key_multiplier: expected a number", "got 0"}},
+        BadCase{"falcon_h1", "key_multiplier", {{"__float__", "NaN"}}, {"key_multiplier", "NaN"}},
+        BadCase{"falcon_h1", "rope_parameters", "<absent>", {"rope_theta: ", "got nothing"}},
+        BadCase{"falcon_h1", "rope_parameters/rope_type", "yarn", {"rope_type: ", "\"yarn\""}},
+        BadCase{"granitemoehybrid",
+                "position_embedding_type",
+                "alibi",
+                {"position_embedding_type: expected \"nope\" or \"rope\", got \"alibi\""}},
+        BadCase{"granitemoehybrid",
+                "layers_block_type",
+                {"mamba", "mamba", "mamba"},
+                {"layer_types and layers_block_type disagree about layer 1"}},
+        BadCase{"granitemoehybrid", "num_experts_per_tok", 5, {"from 1 to 4, got 5"}},
+        BadCase{"granitemoehybrid", "num_local_experts", -1, {"num_local_experts: "}},
+        BadCase{"granitemoehybrid", "logits_scaling", 0, {"logits_scaling: expected a number"}},
+        BadCase{"granitemoehybrid", "normalization_function", "layernorm", {"\"rmsnorm\""}}));
+
 json nested() {
   json text = golden("qwen3_5_text");
   return {{"model_type", "qwen3_5"}, {"text_config", text}, {"tie_word_embeddings", false}};
@@ -342,6 +391,33 @@ TEST(Config, LayerPlacementOfExperts) {
   EXPECT_EQ(c.layers[2].channel_mix, ChannelMix::kDense);
   EXPECT_EQ(c.layers[3].channel_mix, ChannelMix::kDense);
   EXPECT_EQ(c.intermediate, 96);
+}
+
+// Keys that may be null or absent.
+TEST(Config, Mamba2HybridDefaults) {
+  json config = golden("granitemoehybrid");
+  config["num_key_value_heads"] = nullptr;
+  config["num_local_experts"] = 0;
+  config["num_experts_per_tok"] = 0;
+  config["position_embedding_type"] = "rope";
+  config.erase("layer_types");
+  ModelConfig c = parse(config);
+  EXPECT_EQ(c.attention.kv_heads, 4);
+  EXPECT_EQ(c.attention.rotary_dim, 16);
+  EXPECT_EQ(c.count(Mixer::kMamba2), 3);
+  EXPECT_FALSE(c.has(ChannelMix::kMoe));
+  EXPECT_EQ(c.intermediate, 48);
+  config = golden("falcon_h1");
+  config["mamba_d_ssm"] = nullptr;
+  config["mamba_d_head"] = "auto";
+  config["mamba_rms_norm"] = true;
+  config["mamba_n_groups"] = 2;
+  config["projectors_bias"] = true;
+  c = parse(config);
+  EXPECT_EQ(c.mamba2.inner(), 128);
+  EXPECT_EQ(c.mamba2.norm_groups, 2);
+  EXPECT_FALSE(c.mamba2.gate_first || c.mamba2.projection_bias);
+  EXPECT_TRUE(c.mamba2.output_bias);
 }
 
 TEST(Config, Folders) {

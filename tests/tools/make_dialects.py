@@ -9,8 +9,9 @@ projections, other element types, shards, other configuration keys. A manifest e
     name            the fixture and its folder
     source          the folder it was derived from, in the repository ("fixture:NAME": in OUT)
     golden          the reference record whose logits it must reproduce, or null
-    expect          "same" = weights and logits of the source; "different logits" = the same weights,
-                    another mathematics (see note)
+    expect          "same" = weights and logits of the source; "same logits" = multipliers that the
+                    weights take back; "different logits" = the same weights, another mathematics
+                    (see note)
     skipped         how many of its tensors text generation leaves out
     same_types      false where element types were converted (the values are the same)
 
@@ -30,6 +31,9 @@ from checkpoint_files import (
     one_group,
     read_safetensors,
     renamed,
+    scaled,
+    scaled_rows,
+    separate_experts,
     separated,
     to_float16,
     to_float32,
@@ -342,6 +346,139 @@ def qwen(w):
     write("tiny_next", dict(config, **next_keys, num_experts=0), interleaved(tensors, config))
 
 
+def with_names(config, key, linear, full):
+    attention = config.get("attn_layer_indices")
+    if attention is None:
+        types = config["layer_types"]
+        attention = [i for i, name in enumerate(types) if name == "full_attention"]
+    names = [full if i in attention else linear for i in range(config["num_hidden_layers"])]
+    return dict(without(config, "attn_layer_indices", "layer_types"), **{key: names})
+
+
+def flat_rope(config, **more):
+    theta = config["rope_parameters"]["rope_theta"]
+    return dict(without(config, "rope_parameters"), rope_theta=theta, **more)
+
+
+def bamba(w):
+    source = RANDOM + "bamba"
+    config, tensors = w.load(source)
+
+    def write(name, c, t=None, **more):
+        w.write("bamba_" + name, source, c, t or tensors, **more)
+
+    names = with_names(config, "layer_types", "linear_attention", "full_attention")
+    write("layer_types", names)
+    write("layers_block_type", with_names(config, "layers_block_type", "mamba", "attention"))
+    write("all_layer_keys", dict(names, **config, layers_block_type=names["layer_types"]))
+    write("auto_head_dim", bare_floats(dict(config, mamba_d_head="auto")))
+    rope = without(flat_rope(config), "partial_rotary_factor", "time_step_limit")
+    write("flat_rope", dict(rope, attn_rotary_emb=8, rope_scaling=None))
+    write("architecture_only", without(config, "model_type"))
+    write("flat_filters_sharded", config, flat_filters(tensors), shards=2)
+    write(
+        "float32",
+        dict(config, dtype="float32"),
+        {n: to_float32(t) for n, t in tensors.items()},
+        same_types=False,
+    )
+
+
+FALCON_SCALES = {
+    "embedding_multiplier": 4.0,
+    "lm_head_multiplier": 0.125,
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.5,
+    "key_multiplier": 0.25,
+    "ssm_in_multiplier": 0.5,
+    "ssm_out_multiplier": 8.0,
+    "ssm_multipliers": [2.0, 4.0, 0.5, 0.25, 8.0],
+    "mlp_multipliers": [0.25, 16.0],
+}
+
+
+def falcon_scaled(tensors, config):
+    """Weights that take FALCON_SCALES back."""
+    f = FALCON_SCALES
+    inner, heads = config["mamba_d_ssm"], config["mamba_n_heads"]
+    shared = config["mamba_n_groups"] * config["mamba_d_state"]
+    widths = [inner, inner, shared, shared, heads]
+    factors = {
+        "embed_tokens.weight": f["embedding_multiplier"],
+        "lm_head.weight": f["lm_head_multiplier"],
+        "q_proj.weight": f["attention_in_multiplier"],
+        "k_proj.weight": f["attention_in_multiplier"] * f["key_multiplier"],
+        "v_proj.weight": f["attention_in_multiplier"],
+        "o_proj.weight": f["attention_out_multiplier"],
+        "out_proj.weight": f["ssm_out_multiplier"],
+        "gate_proj.weight": f["mlp_multipliers"][0],
+        "down_proj.weight": f["mlp_multipliers"][1],
+    }
+    out = {}
+    for name, t in tensors.items():
+        suffix = ".".join(name.split(".")[-2:])
+        if suffix == "in_proj.weight":
+            scales = [1 / (f["ssm_in_multiplier"] * m) for m in f["ssm_multipliers"]]
+            t = scaled_rows(t, zip(widths, scales))
+        elif suffix in factors:
+            t = scaled(t, 1 / factors[suffix])
+        out[name] = t
+    return out
+
+
+def falcon_h1(w):
+    source = RANDOM + "falcon_h1"
+    config, tensors = w.load(source)
+
+    def write(name, c, t=None, **more):
+        w.write("falcon_h1_" + name, source, c, t or tensors, **more)
+
+    hybrid = ["hybrid"] * config["num_hidden_layers"]
+    write("layer_names", dict(config, layer_types=hybrid, layers_block_type=hybrid))
+    write("auto_head_dim", bare_floats(dict(config, mamba_d_head="auto", mamba_d_ssm=None)))
+    write("flat_rope", flat_rope(config, rope_scaling=None))
+    plain = [k for k in config if k.endswith(("_multiplier", "_multipliers"))]
+    write("no_multipliers", without(config, "head_dim", *plain), flat_filters(tensors))
+    note = "every multiplier a power of two that the weights take back"
+    scaled_config = dict(config, **FALCON_SCALES)
+    write(
+        "scaled", scaled_config, falcon_scaled(tensors, config), expect="same logits", note=note
+    )
+
+
+def granite(w):
+    source = RANDOM + "granitemoehybrid"
+    config, tensors = w.load(source)
+
+    def write(name, c, t=None, **more):
+        w.write("granite_" + name, source, c, t or tensors, **more)
+
+    write("published_names", with_names(config, "layer_types", "mamba", "attention"))
+    write("layers_block_type", with_names(config, "layers_block_type", "mamba", "attention"))
+    write(
+        "no_position_embedding",
+        bare_floats(dict(config, position_embedding_type=None, normalization_function="rmsnorm")),
+    )
+    write("auto_head_dim", flat_rope(dict(config, mamba_d_head="auto")), flat_filters(tensors))
+    joined, down = "input_linear.weight", "output_linear.weight"
+    in_moe, out_moe = "block_sparse_moe." + joined, "block_sparse_moe." + down
+    fused = {
+        n.replace(in_moe, "block_sparse_moe.experts.gate_up_proj")
+        .replace(out_moe, "block_sparse_moe.experts.down_proj")
+        .replace("router.layer.", "router."): t
+        for n, t in tensors.items()
+    }
+    write("fused_experts", config, fused, shards=2)
+    shared = {n: t for n, t in tensors.items() if "shared_mlp" in n}
+    separate = separate_experts(
+        {n: t for n, t in tensors.items() if "shared_mlp" not in n},
+        joined,
+        down,
+        ("gate_proj", "up_proj", "down_proj"),
+    )
+    write("separate_experts", config, {**separate, **shared})
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -349,6 +486,9 @@ def main():
     nemotron_h(writer)
     mamba2(writer)
     qwen(writer)
+    bamba(writer)
+    falcon_h1(writer)
+    granite(writer)
     writer.finish()
 
 

@@ -23,6 +23,7 @@ struct ModelFamily {
 };
 
 std::span<const ModelFamily> mamba2_families();
+std::span<const ModelFamily> mamba2_hybrid_families();
 std::span<const ModelFamily> nemotron_h_families();
 std::span<const ModelFamily> qwen_families();
 
