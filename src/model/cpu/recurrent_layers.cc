@@ -179,11 +179,13 @@ void Mamba2Layer::forward(int64_t index, const void* normed, float* delta, Conte
                  context.pool);
   }
   const int64_t c_at = inner + c.groups * c.state_dim;
-  float* y = recur(index, xbc, {.stride = channels, .v = 0, .k = inner, .q = c_at}, context);
+  RecurrentPrefillParams own;
+  own.skip = d_.data();
+  const ConvLayout layout{.stride = channels, .v = 0, .k = inner, .q = c_at};
+  const float* y = recur(index, xbc, layout, context, own);
   std::byte* gated = context.activated.get(tokens * inner * context.element_bytes());
   {
     const StageTimer timer(context.times.norm);
-    add_skip(xbc, context.dtype, channels, d_.data(), tokens, c.heads, c.head_dim, y, context.pool);
     gated_rms_norm({.x = y,
                     .gate = z_xbc_dt,
                     .gate_stride = rows,
