@@ -136,9 +136,10 @@ TEST_P(BundledModel, Bfloat16StaysCloseToFloat32) {
 
 class RandomModel : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, RandomModel,
-                         ::testing::Values("bamba", "falcon_h1", "granitemoehybrid", "mamba2",
-                                           "nemotron_h_latent_moe_headdim80", "nemotron_h_moe",
-                                           "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+                         ::testing::Values("bamba", "falcon_h1", "granitemoehybrid", "kimi_linear",
+                                           "mamba2", "nemotron_h_latent_moe_headdim80",
+                                           "nemotron_h_moe", "qwen3_5_moe_text", "qwen3_5_text",
+                                           "qwen3_next"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(RandomModel, LogitsMatchTheRecord) {

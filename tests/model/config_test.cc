@@ -276,6 +276,87 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"granitemoehybrid", "logits_scaling", 0, {"logits_scaling: expected a number"}},
         BadCase{"granitemoehybrid", "normalization_function", "layernorm", {"\"rmsnorm\""}}));
 
+json published_kimi() {
+  json config = golden("kimi_linear");
+  for (const char* key : {"layer_types", "mlp_layer_types", "linear_head_dim"}) config.erase(key);
+  config["linear_attn_config"] = {
+      {"head_dim", 32}, {"kda_layers", {1, 2, 3}}, {"full_attn_layers", {4}}};
+  config["first_k_dense_replace"] = 1;
+  return config;
+}
+
+TEST(KimiConfig, ContradictionsAndGapsAreRefused) {
+  ASSERT_EQ(error_for(published_kimi()), "");
+  const std::tuple<std::string, json, std::string> cases[] = {
+      {"/linear_attn_config/kda_layers",
+       {0, 1, 2},
+       "kda_layers: expected layers from 1 to 4, got 0"},
+      {"/linear_attn_config/kda_layers", {1, 2}, "full_attn_layers, got no layer 3"},
+      {"/linear_attn_config/kda_layers", {1, 2, 3, 4}, "every layer once, got 4 again"},
+      {"/linear_attn_config/kda_layers", {1, 2, 3, 3}, "kda_layers: expected every layer once"},
+      {"/linear_attn_config/full_attn_layers",
+       {5},
+       "full_attn_layers: expected layers from 1 to 4"},
+      {"/linear_attn_config/full_attn_layers", nullptr, "full_attn_layers: expected a list"},
+      {"/linear_attn_config", nullptr, "layer_types: expected it or linear_attn_config"},
+      {"/linear_attn_config", {1}, "linear_attn_config: expected an object"},
+      {"/layer_types",
+       {"linear_attention", "full_attention", "linear_attention", "full_attention"},
+       "layer_types and linear_attn_config.full_attn_layers disagree about layer 1"},
+      {"/mlp_layer_types",
+       {"dense", "dense", "sparse", "sparse"},
+       "mlp_layer_types and first_k_dense_replace disagree about layer 1"},
+      {"/mlp_layer_types", {"dense", "moe", "sparse", "sparse"}, "\"moe\" for layer 1"},
+      {"/linear_head_dim", 16,
+       "linear_attn_config.head_dim (32) and linear_head_dim (16) disagree"},
+      {"/linear_attn_config/num_heads", 8, "num_heads (8) and linear_num_heads (4) disagree"},
+      {"/linear_attn_config/gate_lower_bound", 5, "gate_lower_bound: expected a number"},
+      {"/q_lora_rank", 16, "q_lora_rank: expected null, got 16"},
+      {"/mla_use_nope", false, "mla_use_nope: expected true"},
+      {"/attention_bias", true, "attention_bias: expected false"},
+      {"/num_key_value_heads", 2, "num_key_value_heads: expected num_attention_heads = 4, got 2"},
+      {"/qk_head_dim", 32, "qk_head_dim: expected qk_nope_head_dim + qk_rope_head_dim = 48"},
+      {"/num_local_experts", 4, "num_experts (8) and num_local_experts (4) disagree"},
+      {"/num_experts_per_token", 9, "num_experts_per_token: expected an integer from 1 to 8"},
+      {"/num_expert_group", 3, "num_experts: expected a multiple of num_expert_group = 3, got 8"},
+      {"/moe_router_activation_func", "softmax",
+       "moe_router_activation_func: expected \"sigmoid\""},
+      {"/routed_scaling_factor", nullptr, "routed_scaling_factor: expected a number, got nothing"},
+      {"/num_nextn_predict_layers", 1, "num_nextn_predict_layers: expected 0, got 1"},
+  };
+  for (const auto& [key, value, words] : cases) {
+    json config = published_kimi();
+    config[json::json_pointer(key)] = value;
+    EXPECT_THAT(error_for(config), HasSubstr(words)) << key;
+  }
+}
+
+// Kimi-Linear-48B-A3B's published configuration, in what matters.
+TEST(KimiConfig, Published48B) {
+  const ModelConfig c = parse(json::parse(R"({"architectures": ["KimiLinearForCausalLM"],
+      "model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216, "head_dim": 72,
+      "num_hidden_layers": 27, "num_attention_heads": 32, "num_key_value_heads": 32,
+      "q_lora_rank": null, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+      "v_head_dim": 128, "mla_use_nope": true, "linear_attn_config": {"head_dim": 128,
+      "num_heads": 32, "short_conv_kernel_size": 4,
+      "kda_layers": [1,2,3,5,6,7,9,10,11,13,14,15,17,18,19,21,22,23,25,26],
+      "full_attn_layers": [4,8,12,16,20,24,27]}, "num_experts": 256, "num_experts_per_token": 8,
+      "num_shared_experts": 1, "moe_intermediate_size": 1024, "moe_renormalize": true,
+      "moe_router_activation_func": "sigmoid", "routed_scaling_factor": 2.446,
+      "use_grouped_topk": true, "num_expert_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+      "moe_layer_freq": 1, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "rope_scaling": null,
+      "vocab_size": 163840, "tie_word_embeddings": false, "num_nextn_predict_layers": 0,
+      "model_max_length": 1048576, "bos_token_id": 163584, "eos_token_id": 163586})"));
+  EXPECT_EQ(c.count(Mixer::kKimiDelta), 20);
+  EXPECT_EQ(c.count(Mixer::kLatentAttention), 7);
+  EXPECT_EQ(c.layers[3].mixer, Mixer::kLatentAttention);
+  EXPECT_EQ(c.layers[26].mixer, Mixer::kLatentAttention);
+  EXPECT_EQ(std::ranges::count(c.layers, ChannelMix::kMoe, &LayerConfig::channel_mix), 26);
+  EXPECT_EQ(c.kimi_delta.conv_channels(), 3 * 4096);
+  EXPECT_EQ(c.latent_attention.cached(), 576);
+  EXPECT_THAT(c.eos_ids, ElementsAre(163586));
+}
+
 json nested() {
   json text = golden("qwen3_5_text");
   return {{"model_type", "qwen3_5"}, {"text_config", text}, {"tie_word_embeddings", false}};

@@ -479,6 +479,79 @@ def granite(w):
     write("separate_experts", config, {**separate, **shared})
 
 
+def published_kimi(config):
+    """transformers' keys in the words of the published configuration."""
+    types, mixes = config["layer_types"], config["mlp_layer_types"]
+    numbers = {kind: [i + 1 for i, t in enumerate(types) if t == kind] for kind in set(types)}
+    plain = without(config, "layer_types", "mlp_layer_types", "qk_head_dim")
+    return {
+        **{k: v for k, v in plain.items() if not k.startswith("linear_")},
+        "linear_attn_config": {
+            "head_dim": config["linear_head_dim"],
+            "num_heads": config["linear_num_heads"],
+            "short_conv_kernel_size": config["linear_conv_kernel_dim"],
+            "kda_layers": numbers["linear_attention"],
+            "full_attn_layers": numbers["full_attention"],
+        },
+        "first_k_dense_replace": mixes.index("sparse"),
+        "moe_layer_freq": 1,
+        "head_dim": 72,
+        "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid",
+        "use_grouped_topk": True,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def kimi(w):
+    source = RANDOM + "kimi_linear"
+    config, tensors = w.load(source)
+    published = published_kimi(config)
+
+    def write(name, c, t=None, **more):
+        w.write("kimi_" + name, source, c, t or tensors, **more)
+
+    def replaced(t, old, new):
+        return {n.replace(old, new): x for n, x in t.items()}
+
+    def reshaped(t, suffix, shape):
+        return {n: Tensor(x.dtype, shape, x.data) if n.endswith(suffix) else x for n, x in t.items()}
+
+    dense_mlp = renamed(tensors, ("model.layers.0.block_sparse_moe.", "model.layers.0.mlp."))
+    write("published", published, dense_mlp)
+    write("published_sharded", without(published, "model_type"), dense_mlp, shards=3)
+    write("both", dict(published, **config))
+    aliases = {
+        "num_experts": "num_local_experts",
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+        "moe_renormalize": "norm_topk_prob",
+        "num_expert_group": "n_group",
+        "model_max_length": "max_position_embeddings",
+    }
+    write("aliases", with_keys_renamed(config, aliases))
+    heads = config["linear_num_heads"]
+    write("flat_filters", config, reshaped(flat_filters(tensors), "A_log", [heads]))
+    write("tall_decay", published, reshaped(tensors, "A_log", [1, heads]))
+    mlp = replaced(tensors, ".block_sparse_moe.", ".mlp.")
+    write("mlp_prefix", config, mlp)
+    fused = fused_experts(tensors, True, ("w1", "w3", "w2"))
+    write("fused_experts", published, fused)
+    write("mlp_fused_experts", config, replaced(fused, ".block_sparse_moe.", ".mlp."))
+    named = tensors
+    for old, new in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+        named = replaced(named, f".{old}.weight", f".{new}.weight")
+    write("named_experts", config, named)
+    write(
+        "float32",
+        dict(published, dtype="float32"),
+        {n: to_float32(t) for n, t in tensors.items()},
+        same_types=False,
+    )
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -489,6 +562,7 @@ def main():
     bamba(writer)
     falcon_h1(writer)
     granite(writer)
+    kimi(writer)
     writer.finish()
 
 
