@@ -69,6 +69,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{kRandom + "bamba", 3, 2, 0, 1, 3, 0, 0, 128 + 2 * 32, {2}},
         Case{kRandom + "falcon_h1", 2, 2, 0, 2, 2, 0, 0, 128 + 2 * 32, {2}},
+        Case{kRandom + "falcon_h1_scaled", 2, 2, 0, 2, 2, 0, 0, 128 + 4 * 32, {2}},
+        Case{kRandom + "granitemoehybrid_dense_rope", 3, 2, 0, 1, 3, 0, 0, 128 + 2 * 32, {2}},
+        Case{kRandom + "kimi_linear_groups", 4, 0, 2, 2, 1, 3, 0, 3 * 96, {1}},
         Case{kRandom + "granitemoehybrid", 3, 2, 0, 1, 0, 3, 0, 128 + 2 * 32, {2}},
         Case{kRandom + "kimi_linear", 4, 0, 3, 1, 1, 3, 0, 3 * 128, {1}},
         Case{kRandom + "mamba2", 3, 3, 0, 0, 0, 0, 0, 128 + 2 * 2 * 32, {1}},

@@ -4,6 +4,7 @@ import array
 import json
 import struct
 
+RANDOM = "tests/golden/random/"
 WIDTH = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8}
 
 
@@ -277,3 +278,23 @@ def flat_filters(tensors):
         n: Tensor(t.dtype, [t.shape[0], t.shape[2]], t.data) if "conv1d.weight" in n else t
         for n, t in tensors.items()
     }
+
+
+# --- configurations --------------------------------------------------------------------------
+
+
+def without(config, *keys):
+    return {k: v for k, v in config.items() if k not in keys}
+
+
+def with_keys_renamed(config, names):
+    return {names.get(k, k): v for k, v in config.items()}
+
+
+def bare_floats(config):
+    """Python's json writes Infinity bare."""
+    if isinstance(config, dict):
+        if list(config) == ["__float__"]:
+            return float(config["__float__"])
+        return {k: bare_floats(v) for k, v in config.items()}
+    return [bare_floats(v) for v in config] if isinstance(config, list) else config
