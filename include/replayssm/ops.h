@@ -63,7 +63,8 @@ struct RecurrentShape {
 // A second, rounded copy of the checkpoint. Replay steps that do not fold read it and not the
 // checkpoint; whatever writes the checkpoint writes the copy from the same fp32 values. Its
 // rounding never enters the recurrence. An 8-bit row is q scale with scale = max |row| /
-// dtype_max_8bit and q = row / scale, rounded to nearest even; a row of zeros has scale 0.
+// dtype_max_8bit and q = row / scale, rounded to nearest even; where that scale would be below the
+// normal fp32 range, scale and q are 0.
 struct ReadCopy {
   void* data = nullptr;    // [slots, HV, V, K]; null: there is none
   float* scale = nullptr;  // [slots, HV, V] for 8-bit types

@@ -10,12 +10,12 @@
 #include <span>
 #include <vector>
 
+#include "cli/precision_sweep.h"
 #include "cli/progress.h"
 #include "cli/setup.h"
-#include "core/check.h"
+#include "cli/text_windows.h"
 #include "engine/rows.h"
 #include "engine/sampler.h"
-#include "model/tokenizer.h"
 
 namespace replayssm::cli {
 namespace {
@@ -34,29 +34,16 @@ struct Score {
   double mean() const { return nll / static_cast<double>(tokens); }
 };
 
-// All windows of at least two tokens; only the last may be shorter.
-std::vector<Tokens> cut(Tokens ids, int64_t window) {
-  std::vector<Tokens> windows;
-  while (ids.size() >= 2) {
-    const size_t length = std::min(ids.size(), static_cast<size_t>(window));
-    windows.push_back(ids.first(length));
-    ids = ids.subspan(length);
-  }
-  return windows;
-}
-
 class Scorer {
  public:
-  Scorer(Model& model, const AccuracyOptions& options, std::vector<Tokens> windows)
-      : model_(model), options_(options), windows_(std::move(windows)) {}
+  Scorer(Model& model, const AccuracyOptions& options, const TextWindows& text)
+      : model_(model),
+        options_(options),
+        windows_(text.windows),
+        scored_tokens_(text.scored_tokens()) {}
 
   // `route` is none for prefill.
   Score score(std::optional<Route> route, Progress& progress);
-  int64_t scored_tokens() const {
-    int64_t tokens = 0;
-    for (const Tokens& window : windows_) tokens += static_cast<int64_t>(window.size()) - 1;
-    return tokens;
-  }
 
  private:
   int64_t vocab() const { return model_.config().vocab_size; }
@@ -72,7 +59,8 @@ class Scorer {
 
   Model& model_;
   const AccuracyOptions& options_;
-  std::vector<Tokens> windows_;
+  std::span<const Tokens> windows_;
+  int64_t scored_tokens_;
 };
 
 void Scorer::prefill(Tokens window, int64_t piece, Rows& rows, Score& score) const {
@@ -108,7 +96,7 @@ void Scorer::decode(std::span<const Tokens> windows, Rows& rows, Score& score,
       next.push_back(windows[row][at]);
       score.add(logits.subspan(row * vocab(), vocab()), next.back());
     }
-    progress.update(score.tokens, scored_tokens());
+    progress.update(score.tokens, scored_tokens_);
     if (at + 1 < windows.front().size()) logits = rows.decode(next);
   }
 }
@@ -124,7 +112,7 @@ Score Scorer::score(std::optional<Route> route, Progress& progress) {
     Rows rows(model_, options);
     for (const Tokens& window : windows_) {
       prefill(window, piece, rows, score);
-      progress.update(score.tokens, scored_tokens());
+      progress.update(score.tokens, scored_tokens_);
     }
     return score;
   }
@@ -133,19 +121,9 @@ Score Scorer::score(std::optional<Route> route, Progress& progress) {
   Rows rows(model_, rows_options(*route, together));
   for (int64_t begin = 0; begin < count; begin += together) {
     const int64_t group = std::min(together, count - begin);
-    decode(std::span(windows_).subspan(begin, group), rows, score, progress);
+    decode(windows_.subspan(begin, group), rows, score, progress);
   }
   return score;
-}
-
-std::vector<int32_t> read_ids(const AccuracyOptions& options, const std::filesystem::path& folder) {
-  const Tokenizer tokenizer(folder);
-  std::vector<int32_t> ids = tokenizer.encode(read_text(options.text, "--text"), false);
-  const auto limit = static_cast<size_t>(options.max_tokens);
-  if (options.max_tokens > 0 && ids.size() > limit) ids.resize(limit);
-  if (ids.size() < 2)
-    fail("--text ", options.text, ": expected at least 2 tokens, got ", ids.size());
-  return ids;
 }
 
 std::vector<std::optional<Route>> selected_routes(const std::string& name) {
@@ -160,16 +138,12 @@ std::vector<std::optional<Route>> selected_routes(const std::string& name) {
 }  // namespace
 
 void bench_accuracy(const AccuracyOptions& options) {
+  if (options.precision_sweep) return precision_sweep(options);
   const auto folder = find_model(options.model);
-  const std::vector<int32_t> ids = read_ids(options, folder);
   const LoadedModel loaded = load_model(folder, options.model);
   const ModelConfig& config = loaded.model->config();
-  check_ids(ids, config, "--text " + options.text);
-  if (config.max_positions > 0 && options.window > config.max_positions) {
-    fail("--window: expected at most ", config.max_positions, ", the model's limit, got ",
-         options.window);
-  }
-  Scorer scorer(*loaded.model, options, cut(ids, options.window));
+  const TextWindows text = read_windows(options, folder, config);
+  Scorer scorer(*loaded.model, options, text);
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   std::string table =
       fmt::format("{:<18}{:>10}{:>14}{:>14}\n", "route", "tokens", "mean NLL", "perplexity");

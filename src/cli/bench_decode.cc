@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/decode_report.h"
+#include "cli/median.h"
 #include "cli/progress.h"
 #include "cli/setup.h"
 #include "core/check.h"
@@ -24,13 +25,6 @@ using Clock = std::chrono::steady_clock;
 
 double milliseconds(Clock::duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
-}
-
-double median(std::vector<double> values) {
-  REPLAYSSM_CHECK(!values.empty(), "no values");
-  std::ranges::sort(values);
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -184,10 +178,12 @@ std::vector<int32_t> random_prompts(const DecodeOptions& options, int64_t vocab)
 StateTraffic step_traffic(const DecodeOptions& options, const Model& model, Route route) {
   const ModelConfig& config = model.config();
   const auto times = static_cast<double>(config.recurrent_layers() * options.batch_size);
-  const StateTraffic one =
-      state_traffic(recurrent_shape(config), route, options.state.buffer_len,
-                    state_dtype(options.state, config), model.activation_dtype());
-  return {one.read_only * times, one.read_modify_write * times, one.ring * times};
+  const StateTraffic one = state_traffic(recurrent_shape(config),
+                                         {.route = route,
+                                          .buffer_len = options.state.buffer_len,
+                                          .checkpoint_dtype = state_dtype(options.state, config),
+                                          .activation_dtype = model.activation_dtype()});
+  return one * times;
 }
 
 class Bench {
@@ -205,7 +201,7 @@ class Bench {
   int64_t checkpoint_bytes_;
   BandwidthProbe probe_;
   std::vector<std::unique_ptr<RouteRun>> routes_;
-  std::vector<double> read_, read_modify_write_;
+  std::vector<Bandwidth> bandwidth_;
 };
 
 constexpr std::array kRoutes = {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly};
@@ -250,9 +246,7 @@ Bench::Bench(const DecodeOptions& options, const LoadedModel& loaded)
 void Bench::measure_bandwidth() {
   constexpr int kPasses = 5;
   for (int pass = 0; pass < kPasses; ++pass) {
-    const Bandwidth bandwidth = probe_.sample();
-    read_.push_back(bandwidth.read);
-    read_modify_write_.push_back(bandwidth.read_modify_write);
+    bandwidth_.push_back(probe_.sample());
   }
 }
 
@@ -289,7 +283,7 @@ DecodeReport Bench::report() const {
                       .block_steps = plan_.block,
                       .checkpoint_bytes = checkpoint_bytes_,
                       .probe_bytes = probe_.bytes(),
-                      .bandwidth = {median(read_), median(read_modify_write_)}};
+                      .bandwidth = median(bandwidth_)};
   for (size_t i = 0; i < routes_.size(); ++i) {
     report.results.push_back(routes_[i]->result(step_traffic(options_, model_, kRoutes[i])));
   }

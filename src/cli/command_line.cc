@@ -12,9 +12,11 @@
 
 #include "cli/bench_accuracy.h"
 #include "cli/bench_decode.h"
+#include "cli/bench_op.h"
 #include "cli/generate.h"
 #include "cli/logits.h"
 #include "core/check.h"
+#include "replayssm/ops.h"
 
 namespace replayssm::cli {
 namespace {
@@ -28,7 +30,7 @@ constexpr int64_t kMostSequences = 1 << 16;
 constexpr int64_t kMostBuffer = 4096;  // rows
 
 DType dtype_named(const std::string& name) {
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kInt8}) {
     if (name == dtype_name(dtype)) return dtype;
   }
   return DType::kFloat32;
@@ -276,10 +278,73 @@ void add_bench_accuracy(CLI::App& parent, Command& command) {
   add_number(app, "--max-tokens", options->max_tokens, 0, kMostTokens,
              "Use only the start of the text; 0 = all of it");
   add_switch(app, "--json", options->json, "JSON instead of a table");
+  add_switch(app, "--precision-sweep", options->precision_sweep,
+             "What storage formats of the state cost: every read and recurrence format, through "
+             "output_only decode steps");
+  const auto add_formats = [&](const char* flag, Names& names, const char* help) {
+    app.add_option(flag, names, help)->type_name("NAME,...")->delimiter(',')->capture_default_str();
+  };
+  add_formats("--read-formats", options->read_formats, "What steps between folds read");
+  add_formats("--recurrence-formats", options->recurrence_formats, "What folds store");
+  app.add_option("--buffer-lens", options->buffer_lens, "Buffer lengths of the sweep")
+      ->check(CLI::Range(int64_t{1}, kMostBuffer))
+      ->type_name("N,...")
+      ->delimiter(',')
+      ->capture_default_str();
   add_state(app, options->state);
   add_max_num_seqs(app, options->limits);
   add_max_num_batched_tokens(app, options->limits);
   app.callback([options, &command] { command = [options] { bench_accuracy(*options); }; });
+}
+
+void add_op_shape(CLI::App& app, OpOptions& options) {
+  add_choice(app, "--model-shape", model_shape_names(), "one of the op's family",
+             "The model whose layers the state is that of",
+             [&](const std::string& name) { options.model_shape = name; });
+  const auto dimension = [&](const char* flag, int64_t& value, int64_t most, const char* help) {
+    add_number(app, flag, value, 1, most, help)->default_str("the model's");
+  };
+  constexpr int64_t kMostHeads = 1024;
+  dimension("--heads", options.heads, kMostHeads, "Value heads");
+  dimension("--key-heads", options.key_heads, kMostHeads, "Heads of keys and queries");
+  dimension("--head-dim", options.head_dim, kMaxStateDim, "Rows of a head's state");
+  dimension("--state-dim", options.state_dim, kMaxStateDim, "Columns of a head's state");
+}
+
+void add_bench_op(CLI::App& parent, Command& command) {
+  CLI::App& app = *parent.add_subcommand("op", "Time of one op against its baseline");
+  const auto options = std::make_shared<OpOptions>();
+  app.add_option("NAME", options->op, "The op")
+      ->check(CLI::IsMember(op_names()))
+      ->type_name("")
+      ->required();
+  add_op_shape(app, *options);
+  add_number(app, "--batch-size", options->batch_size, 1, kMostSequences, "Sequences of a call");
+  add_number(app, "--buffer-len", options->buffer_len, 1, kMostBuffer, "Most rows of a ring");
+  add_number(app, "--window", options->window, 1, kMostTokens, "Tokens of a sequence and call")
+      ->default_str("5 to verify, 512 to prefill, else 1");
+  add_number(app, "--accepted", options->accepted, 1, kMostTokens, "Of which these are kept")
+      ->default_str("all");
+  add_choice(
+      app, "--state-dtype", {"float32", "bfloat16", "float16"}, "float32", "The state",
+      [&state = options->state_dtype](const std::string& name) { state = dtype_named(name); });
+  add_choice(app, "--dtype", {"float32", "bfloat16", "float16"}, "bfloat16", "Activations and ring",
+             [&dtype = options->dtype](const std::string& name) { dtype = dtype_named(name); });
+  const auto read_dtypes = [options](const Names& names) {
+    for (const std::string& name : names) options->read_dtypes.push_back(dtype_named(name));
+  };
+  app.add_option_function<Names>("--read-dtype", read_dtypes, "Also with such a read copy")
+      ->check(CLI::IsMember(Names{"float16", "bfloat16", "float8_e4m3fn", "int8"}))
+      ->delimiter(',')
+      ->type_name("NAME,NAME,...");
+  app.add_option("--state-gib", options->state_gib, "Size of all states together; 0 = one call's")
+      ->check(CLI::Range(0.0, 65536.0))
+      ->type_name("X")
+      ->default_str("4, or what memory allows");
+  add_number(app, "--threads", options->threads, 0, kMostThreads, "0 = one per available core");
+  add_number(app, "--repeats", options->repeats, 1, kMostTokens, "Measurements of each variant");
+  add_switch(app, "--json", options->json, "JSON instead of a table");
+  app.callback([options, &command] { command = [options] { bench_op(*options); }; });
 }
 
 // Whether the arguments name no command that could run.
@@ -314,6 +379,7 @@ std::function<void()> parse_command_line(int argc, const char* const* argv) {
   CLI::App& bench = *app.add_subcommand("bench", "Measure speed and accuracy");
   bench.require_subcommand(1);
   add_bench_decode(bench, command);
+  add_bench_op(bench, command);
   add_bench_accuracy(bench, command);
   try {
     app.parse(argc, argv);

@@ -36,9 +36,7 @@ struct SpeedUp {
 
 SpeedUp speed_up(const DecodeReport& report, const RouteResult& result) {
   const RouteResult& base = report.results.front();
-  const auto seconds = [&](const RouteResult& r) {
-    return r.traffic.seconds(report.bandwidth.read, report.bandwidth.read_modify_write);
-  };
+  const auto seconds = [&](const RouteResult& r) { return r.traffic.seconds(report.bandwidth); };
   const auto ratio = [](double a, double b) { return b > 0 ? a / b : 0; };
   return {.step = ratio(base.ms_per_step, result.ms_per_step),
           .ssm = ratio(base.stages.ssm, result.stages.ssm),

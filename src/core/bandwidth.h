@@ -1,4 +1,4 @@
-// The memory bandwidth that a thread pool gets: the yardstick of the decode benchmark.
+// The memory bandwidth that a thread pool gets: the yardstick of the benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,12 @@
 
 namespace replayssm {
 
-// Bytes per second; a byte that is read and written back counts twice.
+// Bytes per second; a byte that is read and written back counts twice. `write` is that of stores
+// that bypass the caches, where the machine has such.
 struct Bandwidth {
   double read = 0;
   double read_modify_write = 0;
+  double write = 0;
 };
 
 // Streams over `buffer` once each way per call of sample().

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/check.h"
+#include "core/eight_bit.h"
 #include "core/half.h"
 
 namespace replayssm {
@@ -17,6 +18,19 @@ decltype(auto) dispatch_float(DType dtype, Fn&& fn) {
     case DType::kInt8: break;
   }
   fail("unsupported dtype ", dtype_name(dtype));
+}
+
+// The same with every type that a read copy may have.
+template <class Fn>
+decltype(auto) dispatch_storage(DType dtype, Fn&& fn) {
+  switch (dtype) {
+    case DType::kFloat8E4M3: return fn.template operator()<e4m3>();
+    case DType::kInt8: return fn.template operator()<int8>();
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16: break;
+  }
+  return dispatch_float(dtype, fn);
 }
 
 }  // namespace replayssm

@@ -19,9 +19,10 @@ RingConfig ring_of(const Model& model, const RowsOptions& options) {
 Rows::Rows(Model& model, const RowsOptions& options)
     : model_(model),
       route_(options.route),
+      emulation_(options.emulation),
       ring_(ring_of(model, options)),
       slots_(model.config(), ring_, options.state_dtype, model.activation_dtype(),
-             static_cast<int32_t>(options.rows)),
+             static_cast<int32_t>(options.rows), options.read_dtype),
       kv_(model.config(), model.activation_dtype(),
           options.rows * KvPool::blocks_for(options.context)),
       tables_(options.rows),
@@ -81,7 +82,8 @@ std::span<const float> Rows::forward(int64_t decodes, std::span<const int32_t> w
                   .conv_inputs = slots_.conv_inputs(),
                   .kv_keys = kv_.keys(),
                   .kv_values = kv_.values(),
-                  .kv_block_size = KvPool::kBlockSize},
+                  .kv_block_size = KvPool::kBlockSize,
+                  .emulation = emulation_},
                  logits_.data());
   return {logits_.data(), static_cast<size_t>(count * vocab)};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,8 +18,10 @@ struct RowsOptions {
   int32_t buffer_len = 16;
   DType state_dtype = DType::kFloat32;
   int64_t rows = 1;
-  int64_t context = 0;     // most tokens of a row
-  int64_t max_logits = 1;  // most tokens of a forward pass whose logits are wanted
+  int64_t context = 0;                   // most tokens of a row
+  int64_t max_logits = 1;                // most tokens of a forward pass whose logits are wanted
+  std::optional<DType> read_dtype = {};  // of read copies
+  const cpu::StateEmulation* emulation = nullptr;
 };
 
 // The next tokens of a row.
@@ -49,6 +52,7 @@ class Rows {
 
   Model& model_;
   Route route_;
+  const cpu::StateEmulation* emulation_;
   RingConfig ring_;
   SlotPool slots_;
   KvPool kv_;

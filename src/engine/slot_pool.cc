@@ -46,7 +46,7 @@ int64_t SlotPool::bytes_per_slot(const ModelConfig& config, const RingConfig& ri
 }
 
 SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
-                   DType activation_dtype, int32_t slots)
+                   DType activation_dtype, int32_t slots, std::optional<DType> read_dtype)
     : ring_(ring), cursors_(slots), free_(slots), taken_(slots, false) {
   REPLAYSSM_CHECK(slots >= 1 && ring.buffer_len >= 1 && ring.max_window >= 1, "slots=", slots,
                   " buffer_len=", ring.buffer_len, " max_window=", ring.max_window);
@@ -74,6 +74,14 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
     state.checkpoint_dtype = checkpoint_dtype;
     state.activation_dtype = activation_dtype;
     conv_inputs_.push_back(array(bytes.conv));
+    if (!read_dtype) continue;
+    const RecurrentShape shape = recurrent_shape(config);
+    const int64_t rows = shape.heads * shape.head_dim;
+    state.read_copy.dtype = *read_dtype;
+    state.read_copy.data = array(rows * shape.state_dim * dtype_bytes(*read_dtype));
+    if (dtype_bytes(*read_dtype) == 1)
+      state.read_copy.scale =
+          static_cast<float*>(array(rows * static_cast<int64_t>(sizeof(float))));
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/buffer.h"
@@ -13,8 +14,9 @@ namespace replayssm {
 
 class SlotPool {
  public:
+  // read_dtype: of the read copies, if there are to be any.
   SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
-           DType activation_dtype, int32_t slots);
+           DType activation_dtype, int32_t slots, std::optional<DType> read_dtype = {});
 
   // What one slot takes, all layers together.
   static int64_t bytes_per_slot(const ModelConfig& config, const RingConfig& ring,

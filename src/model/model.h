@@ -13,6 +13,10 @@
 
 namespace replayssm {
 
+namespace cpu {
+struct StateEmulation;  // ops/cpu/precision.h
+}
+
 // One forward pass: windows of new tokens of several sequences, packed. The first `decodes`
 // sequences decode (window <= ring.max_window, through the ring); the others prefill (any length,
 // empty ring).
@@ -44,6 +48,7 @@ struct StateView {
   std::span<void* const> kv_keys;      // one per attention layer (KvShape):
   std::span<void* const> kv_values;    // [blocks, heads, block_size, head_dim]
   int64_t kv_block_size = 0;
+  const cpu::StateEmulation* emulation = nullptr;  // of storage formats, to study them
 };
 
 class Model {

@@ -45,8 +45,8 @@ TEST(CommandLine, RefusesMissingAndUnknownCommands) {
   for (const Case& c : std::vector<Case>{
            {{}, "expected a command (generate, logits, bench), got none"},
            {{"serenade"}, "expected a command (generate, logits, bench), got 'serenade'"},
-           {{"bench"}, "bench: expected a command (decode, accuracy), got none"},
-           {{"bench", "magic"}, "bench: expected a command (decode, accuracy), got 'magic'"},
+           {{"bench"}, "bench: expected a command (decode, op, accuracy), got none"},
+           {{"bench", "magic"}, "bench: expected a command (decode, op, accuracy), got 'magic'"},
            {{"--verbose"}, "--verbose"}}) {
     expect_error(c);
   }

@@ -142,4 +142,35 @@ TEST(BenchDecode, ReportsEveryRoute) {
   EXPECT_EQ(report["results"][0]["state_bytes_per_step"], 6.0 * 4 * 128 * 128 * 4 * 3 * 2);
 }
 
+// Small states: what is measured is not judged, what is computed is.
+TEST(BenchOp, ReportsEveryVariantOfEveryOp) {
+  const std::vector<std::string> small = {"--state-gib", "0", "--repeats",    "1", "--heads", "4",
+                                          "--key-heads", "2", "--batch-size", "3", "--json"};
+  const auto report_of = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"bench", "op"});
+    arguments.insert(arguments.end(), small.begin(), small.end());
+    return parsed(arguments);
+  };
+  const json decode = report_of({"gdn_decode", "--state-dtype", "bfloat16", "--buffer-len", "4"});
+  ASSERT_EQ(decode["results"].size(), 3);
+  EXPECT_EQ(decode["calls"], 1);
+  EXPECT_EQ(decode["state_bytes"], 3 * 4 * 128 * 128 * 2);
+  EXPECT_GT(decode["bandwidth"]["write_gb_per_second"], 0);
+  EXPECT_EQ(decode["results"][0]["variant"], "conventional");
+  EXPECT_EQ(decode["results"][0]["speedup"], 1);
+  EXPECT_EQ(decode["results"][0]["bytes"]["read_modify_write"], 2.0 * 3 * 4 * 128 * 128 * 2);
+  EXPECT_EQ(decode["results"][2]["bytes"]["read_only"], 0.75 * 3 * 4 * 128 * 128 * 2);
+  for (const json& result : decode["results"]) EXPECT_GT(result["us"], 0);
+
+  const json verify = report_of({"mamba2_verify", "--window", "3", "--accepted", "2"});
+  EXPECT_EQ(verify["window"], 3);
+  EXPECT_EQ(verify["accepted"], 2);
+  EXPECT_EQ(verify["head_dim"], 80);
+  EXPECT_EQ(verify["results"].back()["variant"], "output_only, 1 token");
+  for (const char* op : {"prefill", "fold", "conv"}) {
+    EXPECT_GT(
+        report_of({op, "--window", op == std::string("fold") ? "1" : "7"})["results"][0]["us"], 0);
+  }
+}
+
 }  // namespace

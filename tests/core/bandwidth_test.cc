@@ -13,7 +13,9 @@ TEST(BandwidthProbe, MeasuresSomethingPlausible) {
     const Bandwidth bandwidth = probe.sample();
     EXPECT_GT(bandwidth.read, 1e7);
     EXPECT_GT(bandwidth.read_modify_write, 1e7);
+    EXPECT_GT(bandwidth.write, 1e7);
     EXPECT_LT(bandwidth.read, 1e13);
+    EXPECT_LT(bandwidth.write, 1e13);
     EXPECT_LT(bandwidth.read_modify_write, 1e13);
   }
 }

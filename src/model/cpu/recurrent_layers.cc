@@ -6,6 +6,7 @@
 
 #include "model/cpu/layers.h"
 #include "ops/cpu/dense.h"
+#include "ops/cpu/precision.h"
 #include "ops/cpu/recurrent.h"
 
 namespace replayssm::cpu {
@@ -120,12 +121,17 @@ float* recur(int64_t index, const std::byte* conv_out, const ConvLayout& layout,
       recurrent_workspace_bytes(p.shape, context.state->ring, context.pool.size()) /
       static_cast<int64_t>(sizeof(float)));
 
+  const auto emulate = [&](const RecurrentStepParams& params, Stored stored) {
+    if (const StateEmulation* emulation = context.state->emulation)
+      round_stored(*emulation, params, stored, static_cast<uint32_t>(index), context.pool);
+  };
   const SequenceBatch all = sequence_batch(context);
   const int64_t decodes = context.batch->decodes;
   if (decodes > 0) {
     p.batch = all;
     p.batch.sequences = decodes;
     recurrent_step(p, workspace, context.pool);
+    emulate(p, Stored::kByStep);
   }
   if (decodes < all.sequences) {
     p.batch = all;
@@ -133,6 +139,7 @@ float* recur(int64_t index, const std::byte* conv_out, const ConvLayout& layout,
     p.batch.query_start += decodes;
     p.batch.slot += decodes;
     recurrent_prefill(p, workspace, context.pool);
+    emulate(p, Stored::kByPrefill);
   }
   return o;
 }

@@ -16,6 +16,7 @@
 #include "hwy/highway.h"
 #include "ops/cpu/recurrent_blocks.h"
 #include "ops/cpu/simd-inl.h"
+#include "ops/cpu/simd8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
@@ -24,6 +25,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using replayssm::HWY_NAMESPACE::ExpF32;
 using replayssm::HWY_NAMESPACE::ForVectors;
+using replayssm::HWY_NAMESPACE::kLoadFactor;
 using replayssm::HWY_NAMESPACE::LoadF32;
 using replayssm::HWY_NAMESPACE::LoadF32N;
 using replayssm::HWY_NAMESPACE::SigmoidF32;
@@ -76,6 +78,12 @@ HWY_INLINE void store_row(const Row<kVecs>& row, const RowWidth<kVecs>& width, T
     for (size_t i = 0; i < width.full; ++i) StoreF32(row.v[i], d, p + i * kLanes);
     if (width.tail) StoreF32N(row.v[width.full], d, p + width.full * kLanes, width.tail);
   }
+}
+
+// All vectors of a row, to scratch memory.
+template <size_t kVecs>
+HWY_INLINE void store_vectors(const Row<kVecs>& row, const RowWidth<kVecs>& width, float* p) {
+  for (size_t i = 0; i < width.vecs(); ++i) hn::Store(row.v[i], D(), p + i * kLanes);
 }
 
 // Even and odd vectors are summed apart, then together, then across lanes.

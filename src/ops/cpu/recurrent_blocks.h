@@ -98,6 +98,9 @@ struct HeadScratch {
   float* c;      // [window, rows]
 };
 
+// Most rows of a state that run through registers together.
+inline constexpr int64_t kMostRows = 4;
+
 // Scratch of one thread for recurrent_step.
 struct StepScratch {
   StepScratch(float* memory, const RecurrentShape& shape, const RingConfig& ring)
@@ -109,6 +112,8 @@ struct StepScratch {
     k = carver.take(rows * width);
     q = carver.take(window * width);
     kq = carver.take(window * rows);
+    fresh = carver.take(kMostRows * width);
+    state = carver.take(shape.head_dim * shape.state_dim);
     for (int64_t h = 0; h < std::min(kBlockHeads, shape.heads / shape.key_heads); ++h)
       heads[h] = {.v = carver.take(rows * height),
                   .o = carver.take(window * height),
@@ -124,6 +129,8 @@ struct StepScratch {
   float* k;               // [rows, width]
   float* q;               // [window, width]
   float* kq;              // [window, rows]
+  float* fresh;           // [kMostRows, width], rows on their way to a HeadWriter
+  float* state;           // [head_dim, state_dim], a read copy's values
   HeadScratch heads[kBlockHeads];
   int64_t floats;  // of all of them
 };

@@ -24,6 +24,7 @@
 #include "hwy/highway.h"
 #include "ops/cpu/recurrent-inl.h"
 #include "ops/cpu/recurrent_output-inl.h"
+#include "ops/cpu/state_writer-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
@@ -138,18 +139,12 @@ class PrefillBlock {
   bool is_delta() const { return p_.shape.family == Family::kGatedDelta; }
   float* state(int64_t h) const { return m_.state + h * m_.width * m_.height; }
 
-  template <class Fn>
-  void with_checkpoint(int64_t h, Fn&& fn) {
-    dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
-      fn(static_cast<StateT*>(p_.state.checkpoint) +
-         (slot_ * p_.shape.heads + block_.head_begin + h) * p_.shape.head_dim * p_.shape.state_dim);
-    });
-  }
-
   void load_state(int64_t h) {
     const int64_t rows = p_.shape.head_dim, columns = p_.shape.state_dim;
     std::fill_n(state(h), m_.width * m_.height, 0.0f);
-    with_checkpoint(h, [&](auto* checkpoint) {
+    dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
+      const StateT* checkpoint = static_cast<const StateT*>(p_.state.checkpoint) +
+                                 (slot_ * p_.shape.heads + block_.head_begin + h) * rows * columns;
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < columns; ++c)
           state(h)[c * m_.height + r] = to_float(checkpoint[r * columns + c]);
@@ -158,13 +153,14 @@ class PrefillBlock {
   }
 
   void store_state(int64_t h) {
-    const int64_t rows = p_.shape.head_dim, columns = p_.shape.state_dim;
-    with_checkpoint(h, [&]<class StateT>(StateT* checkpoint) {
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < columns; ++c)
-          checkpoint[r * columns + c] = from_float<StateT>(state(h)[c * m_.height + r]);
-      }
-    });
+    const HeadWriter writer(p_, slot_, slot_, block_.head_begin + h,
+                            p_.batch.cursors[slot_].ring_start + window_);
+    float* row = m_.k;
+    std::fill_n(row, m_.width, 0.0f);
+    for (int64_t r = 0; r < p_.shape.head_dim; ++r) {
+      for (int64_t c = 0; c < p_.shape.state_dim; ++c) row[c] = state(h)[c * m_.height + r];
+      writer.write(r, 1, row, m_.width);
+    }
   }
 
   // Keys and queries of the chunk, and their products: shared by the block's value heads.

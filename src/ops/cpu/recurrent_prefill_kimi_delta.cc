@@ -48,26 +48,24 @@ class PieceBlock {
   int64_t state_size() const { return p_.shape.head_dim * p_.shape.state_dim; }
   float* state(int64_t h) const { return m_.state + h * state_size(); }
 
-  template <class Fn>
-  void with_checkpoint(int64_t h, Fn&& fn) {
-    dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
-      fn(static_cast<StateT*>(p_.state.checkpoint) +
-         (slot_ * p_.shape.heads + block_.head_begin + h) * state_size());
-    });
-  }
   void load_state(int64_t h) {
-    with_checkpoint(h, [&](const auto* checkpoint) {
+    dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
+      const StateT* checkpoint = static_cast<const StateT*>(p_.state.checkpoint) +
+                                 (slot_ * p_.shape.heads + block_.head_begin + h) * state_size();
       ForVectors(D(), static_cast<size_t>(state_size()), [&](size_t i, auto n) {
         StoreF32N(LoadF32N(D(), checkpoint + i, n), D(), state(h) + i, n);
       });
     });
   }
   void store_state(int64_t h) {
-    with_checkpoint(h, [&](auto* checkpoint) {
-      ForVectors(D(), static_cast<size_t>(state_size()), [&](size_t i, auto n) {
-        StoreF32N(LoadF32N(D(), state(h) + i, n), D(), checkpoint + i, n);
-      });
-    });
+    const HeadWriter writer(p_, slot_, slot_, block_.head_begin + h,
+                            p_.batch.cursors[slot_].ring_start + window_);
+    const int64_t size = p_.shape.state_dim;
+    float* row = m_.step.fresh;
+    for (int64_t r = 0; r < p_.shape.head_dim; ++r) {
+      to_padded_floats(state(h) + r * size, size, m_.step.width, row);
+      writer.write(r, 1, row, m_.step.width);
+    }
   }
 
   void gather_keys() {
@@ -102,7 +100,7 @@ class PieceBlock {
     const Replay replay{.rows = count_, .window = count_, .stored = count_, .replayed = count_};
     Prefetcher prefetcher;
     dispatch_width(shape.state_dim, [&]<size_t kVecs>() {
-      stream_state<Family::kKimiDelta, true, kVecs>(replay, m, scratch, shape, state(h),
+      stream_state<Family::kKimiDelta, true, kVecs>(replay, m, scratch, shape, state(h), nullptr,
                                                     prefetcher);
     });
     for (int64_t i = 0; i < count_; ++i)

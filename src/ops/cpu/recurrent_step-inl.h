@@ -16,6 +16,7 @@
 
 #include "core/dispatch.h"
 #include "ops/cpu/channel_gate-inl.h"
+#include "ops/cpu/read_copy-inl.h"
 #include "ops/cpu/recurrent_kernels.h"
 #include "ops/cpu/recurrent_output-inl.h"
 #include "ops/cpu/recurrent_stream-inl.h"
@@ -38,6 +39,7 @@ class StepBlock {
     first_token_ = batch.query_start ? batch.query_start[block.sequence] : 0;
     replay_.window = batch.query_start ? batch.query_start[block.sequence + 1] - first_token_ : 0;
     if (slot_ < 0) return;
+    target_ = params.target_slot ? params.target_slot[block.sequence] : slot_;
     if (batch.parent != nullptr) find_tree(batch.parent + first_token_);
     ring_rows_ = ring_rows(batch.ring.buffer_len, batch.ring.max_window);
     const Cursor& cursor = batch.cursors[slot_];
@@ -66,7 +68,9 @@ class StepBlock {
 
   void run() {
     if (slot_ < 0) return clear_outputs(p_, block_, first_token_, replay_.window);
-    if (replay_.rows == 0 || (replay_.window == 0 && p_.batch.query_start)) return;
+    if (replay_.window == 0 && p_.batch.query_start != nullptr) return;
+    if (target_ < 0) return;
+    if (replay_.rows == 0) return copy_heads();
     gather_keys();
     for (int64_t j = 0; j < replay_.rows; ++j) {
       gather_values(j);
@@ -133,7 +137,14 @@ class StepBlock {
                                                          dtype_bytes(p_.state.checkpoint_dtype);
   }
   void fetch_ahead() {
-    prefetcher_.computing(static_cast<const char*>(checkpoint(block_.head_begin)));
+    const char* state = static_cast<const char*>(checkpoint(block_.head_begin));
+    if (reads_copy()) {
+      const int64_t elements = p_.shape.head_dim * p_.shape.state_dim;
+      state = static_cast<const char*>(p_.state.read_copy.data) +
+              (slot_ * p_.shape.heads + block_.head_begin) * elements *
+                  dtype_bytes(p_.state.read_copy.dtype);
+    }
+    prefetcher_.computing(state);
   }
 
   void gather_keys() {
@@ -173,19 +184,63 @@ class StepBlock {
     }
   }
 
+  bool reads_copy() const { return p_.state.read_copy.data != nullptr && replay_.stored == 0; }
+
   template <bool kReplayAll>
   void stream(int64_t h) {
-    const auto& shape = p_.shape;
     const int64_t head = block_.head_begin + h;
-    dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
-      StateT* state = static_cast<StateT*>(checkpoint(head));
-      dispatch_width(shape.state_dim, [&]<size_t kVecs>() {
-        stream_state<kFamily, kReplayAll, kVecs>(replay_, m_, m_.heads[h], shape, state,
-                                                 prefetcher_);
+    if (!reads_copy()) {
+      const HeadWriter writer(p_, slot_, target_, head, first_row_ + replay_.stored);
+      dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
+        stream_from<kReplayAll>(h, static_cast<StateT*>(checkpoint(head)),
+                                writer.is_plain() ? nullptr : &writer);
       });
-    });
+    } else {
+      dispatch_storage(p_.state.read_copy.dtype, [&]<class CopyT>() {
+        stream_copy<kReplayAll>(h, HeadCopy<CopyT>(p_.state.read_copy, p_.shape, slot_, head));
+      });
+    }
     for (int64_t i = 0; i < replay_.window; ++i)
       write_output<ActT>(p_, first_token_ + i, head, m_.heads[h].o + i * m_.height);
+  }
+
+  template <bool kReplayAll, class StateT>
+  void stream_from(int64_t h, StateT* state, const HeadWriter* writer) {
+    dispatch_width(p_.shape.state_dim, [&]<size_t kVecs>() {
+      stream_state<kFamily, kReplayAll, kVecs>(replay_, m_, m_.heads[h], p_.shape, state, writer,
+                                               prefetcher_);
+    });
+  }
+  // Nothing is stored.
+  template <bool kReplayAll, class CopyT>
+  void stream_copy(int64_t h, const HeadCopy<CopyT>& copy) {
+    if (kReplayAll || replay_.replayed > 0) {
+      decode_head(copy, p_.shape, m_.state);
+      return stream_from<kReplayAll>(h, m_.state, nullptr);
+    }
+    dispatch_width(p_.shape.state_dim, [&]<size_t kVecs>() {
+      read_head<kVecs>(copy, replay_, m_, m_.heads[h], p_.shape, prefetcher_);
+    });
+  }
+
+  // Nothing to fold: another slot gets what this one has, bit for bit.
+  void copy_heads() const {
+    if (target_ == slot_) return;
+    const RecurrentShape& shape = p_.shape;
+    const auto copy = [&](void* data, int64_t bytes_of_head) {
+      const int64_t bytes = (block_.head_end - block_.head_begin) * bytes_of_head;
+      const auto at = [&](int64_t slot) {
+        return static_cast<char*>(data) + (slot * shape.heads + block_.head_begin) * bytes_of_head;
+      };
+      std::memcpy(at(target_), at(slot_), static_cast<size_t>(bytes));
+    };
+    const int64_t elements = shape.head_dim * shape.state_dim;
+    const ReadCopy& read = p_.state.read_copy;
+    copy(p_.state.checkpoint, elements * dtype_bytes(p_.state.checkpoint_dtype));
+    if (read.data == nullptr) return;
+    copy(read.data, elements * dtype_bytes(read.dtype));
+    if (dtype_bytes(read.dtype) == 1)
+      copy(read.scale, shape.head_dim * static_cast<int64_t>(sizeof(float)));
   }
 
   // The window joins the ring as it came.
@@ -210,7 +265,7 @@ class StepBlock {
   Prefetcher& prefetcher_;
   StepScratch m_;
   Replay replay_;
-  int64_t slot_ = -1, first_token_ = 0, first_row_ = 0, ring_rows_ = 0;
+  int64_t slot_ = -1, target_ = -1, first_token_ = 0, first_row_ = 0, ring_rows_ = 0;
 };
 
 // Blocks [begin, end) of the list.

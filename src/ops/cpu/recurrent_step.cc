@@ -24,7 +24,9 @@ void check_recurrent(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(p.batch.ring.buffer_len >= 1 && p.batch.ring.max_window >= 1,
                   "buffer_len=", p.batch.ring.buffer_len, " max_window=", p.batch.ring.max_window);
   REPLAYSSM_CHECK(p.state.checkpoint != nullptr, "no checkpoint memory");
-  REPLAYSSM_CHECK(p.state.read_copy.data == nullptr, "not on this backend yet");
+  REPLAYSSM_CHECK(p.state.read_copy.data == nullptr || p.state.read_copy.scale != nullptr ||
+                      dtype_bytes(p.state.read_copy.dtype) > 1,
+                  "read copy of ", dtype_name(p.state.read_copy.dtype), " without scale");
   REPLAYSSM_CHECK(p.shape.family != Family::kKimiDelta ||
                       (p.channel_gate.scale != nullptr && p.channel_gate.bias != nullptr),
                   "Kimi Delta without channel_gate");
@@ -83,7 +85,6 @@ void recurrent_step(const RecurrentStepParams& params, void* workspace, ThreadPo
 }
 
 void recurrent_fold(const RecurrentFoldParams& params, void* workspace, ThreadPool& pool) {
-  REPLAYSSM_CHECK(params.target_slot == nullptr, "not on this backend yet");
   StepCall call;
   call.shape = params.shape;
   call.batch = params.batch;

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "ops/cpu/recurrent-inl.h"
+#include "ops/cpu/state_writer-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
@@ -84,10 +85,11 @@ HWY_INLINE void update_rows(Decay a, float b, const float* v, const float* k,
 //   kReplayAll (conventional, state_and_output): all rows, and the window's outputs are read off
 //   them. Otherwise (output_only, trees): the first `replayed`, then S t is added to every output
 //   of the window.
+// `writer` stores rows; without one they go back to where they came from.
 template <Family kFamily, bool kReplayAll, size_t kVecs, size_t kRows, class StateT>
 HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const HeadScratch& head,
                             const RowWidth<kVecs>& width, int64_t state_dim, StateT* state,
-                            int64_t row, Prefetcher& prefetcher) {
+                            int64_t row, const HeadWriter* writer, Prefetcher& prefetcher) {
   Row<kVecs> s[kRows];
   for (size_t r = 0; r < kRows; ++r) load_row(state + (row + r) * state_dim, width, s[r]);
   // Twice what is read: the distance is made up where nothing was fetched ahead.
@@ -104,7 +106,11 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
         o[r] = hn::GetLane(dot(s[r], m.q + (j - first) * m.width, width));
     }
     if (j + 1 == replay.stored) {
-      for (size_t r = 0; r < kRows; ++r) store_row(s[r], width, state + (row + r) * state_dim);
+      if (writer != nullptr) {
+        for (size_t r = 0; r < kRows; ++r) store_vectors(s[r], width, m.fresh + r * m.width);
+      } else {
+        for (size_t r = 0; r < kRows; ++r) store_row(s[r], width, state + (row + r) * state_dim);
+      }
     }
   }
   if constexpr (!kReplayAll) {
@@ -114,34 +120,39 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
         o[r] += hn::GetLane(dot(s[r], head.t + i * m.width, width));
     }
   }
+  if (writer != nullptr && replay.stored > 0) writer->write(row, kRows, m.fresh, m.width);
 }
 
 template <Family kFamily, bool kReplayAll, size_t kVecs, int64_t kRows, class StateT>
 void stream_by(const Replay& replay, const StepScratch& m, const HeadScratch& head,
-               const RecurrentShape& shape, StateT* state, Prefetcher& prefetcher) {
+               const RecurrentShape& shape, StateT* state, const HeadWriter* writer,
+               Prefetcher& prefetcher) {
   const RowWidth<kVecs> width(shape.state_dim);
   int64_t row = 0;
   for (; row + kRows <= shape.head_dim; row += kRows)
     stream_rows<kFamily, kReplayAll, kVecs, kRows>(replay, m, head, width, shape.state_dim, state,
-                                                   row, prefetcher);
+                                                   row, writer, prefetcher);
   for (; row < shape.head_dim; ++row)
     stream_rows<kFamily, kReplayAll, kVecs, 1>(replay, m, head, width, shape.state_dim, state, row,
-                                               prefetcher);
+                                               writer, prefetcher);
 }
 
 template <Family kFamily, bool kReplayAll, size_t kVecs, class StateT>
 void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch& head,
-                  const RecurrentShape& shape, StateT* state, Prefetcher& prefetcher) {
+                  const RecurrentShape& shape, StateT* state, const HeadWriter* writer,
+                  Prefetcher& prefetcher) {
   // Rows taken together hide each other's latencies: for one token as many as stay in registers,
   // for a chain of tokens as many as the first-level cache feeds.
   constexpr int64_t kRegisters = kLanes >= 16 ? 16 : 8;
   constexpr int64_t kVectors = kVecs > 0 ? kVecs : 2 * kRegisters;
   constexpr int64_t kTokenRows = std::clamp<int64_t>(kRegisters / kVectors, 1, 2);
-  constexpr int64_t kChainRows = std::clamp<int64_t>(2 * kRegisters / kVectors, 1, 4);
+  constexpr int64_t kChainRows = std::clamp<int64_t>(2 * kRegisters / kVectors, 1, kMostRows);
   if ((kReplayAll ? replay.rows : replay.replayed) > 1) {
-    stream_by<kFamily, kReplayAll, kVecs, kChainRows>(replay, m, head, shape, state, prefetcher);
+    stream_by<kFamily, kReplayAll, kVecs, kChainRows>(replay, m, head, shape, state, writer,
+                                                      prefetcher);
   } else {
-    stream_by<kFamily, kReplayAll, kVecs, kTokenRows>(replay, m, head, shape, state, prefetcher);
+    stream_by<kFamily, kReplayAll, kVecs, kTokenRows>(replay, m, head, shape, state, writer,
+                                                      prefetcher);
   }
 }
 

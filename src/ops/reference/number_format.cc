@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "core/check.h"
 #include "core/philox.h"
@@ -104,6 +105,7 @@ EncodedRow encode_row(DType dtype, std::span<const float> row) {
     float largest = 0;
     for (const float value : row) largest = std::max(largest, std::abs(value));
     encoded.scale = largest / dtype_max_8bit(dtype);
+    if (encoded.scale < std::numeric_limits<float>::min()) encoded.scale = 0;
   }
   for (const float value : row)
     encoded.codes.push_back(encoded.scale == 0 ? 0 : encode(dtype, value / encoded.scale));

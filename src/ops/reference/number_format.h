@@ -1,5 +1,5 @@
-// Storage formats by their definition: every code has a value, and a number is stored as the code of
-// the nearest value. The oracle of read copies, checkpoints and their rounding, bit for bit.
+// Storage formats by their definition: every code has a value, and a number is stored as the code
+// of the nearest value. The oracle of read copies, checkpoints and their rounding, bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace replayssm::reference {
 // The value of a code of a 16-bit or 8-bit type.
 double decode(DType dtype, uint32_t code);
 
-// The code whose value is nearest; between two the even one. Beyond the largest value floating-point
-// types of 16 bits have an infinity, 8-bit types saturate.
+// The code whose value is nearest; between two the even one. Beyond the largest value
+// floating-point types of 16 bits have an infinity, 8-bit types saturate.
 uint32_t encode(DType dtype, double value);
 
 // The code of the value next to x towards zero, or of the one after it: away from zero where

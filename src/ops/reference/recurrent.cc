@@ -23,7 +23,12 @@ double inverse_norm(std::span<const double> x) { return 1 / std::sqrt(dot(x, x) 
 
 }  // namespace
 
-double Token::decay(size_t column) const { return std::exp(g.size() == 1 ? g[0] : g[column]); }
+std::vector<double> recurrence_decay(const Token& token) {
+  std::vector<double> a(token.k.size());
+  for (size_t col = 0; col < a.size(); ++col)
+    a[col] = std::exp(token.g.size() == 1 ? token.g[0] : token.g[col]);
+  return a;
+}
 
 std::vector<double> recurrence_key(Family family, std::span<const double> k) {
   return scaled(k, is_delta(family) ? inverse_norm(k) : 1);
@@ -35,10 +40,10 @@ std::vector<double> recurrence_query(Family family, std::span<const double> q) {
 }
 
 void update(Family family, const Token& token, std::span<double> state) {
-  const auto k = recurrence_key(family, token.k);
+  const auto k = recurrence_key(family, token.k), a = recurrence_decay(token);
   for (size_t row = 0; row < token.v.size(); ++row) {
     const auto s = state.subspan(row * k.size(), k.size());
-    for (size_t col = 0; col < k.size(); ++col) s[col] *= token.decay(col);
+    for (size_t col = 0; col < k.size(); ++col) s[col] *= a[col];
     const double known = is_delta(family) ? dot(s, k) : 0;
     const double write = token.b * (token.v[row] - known);
     for (size_t col = 0; col < k.size(); ++col) s[col] += write * k[col];
@@ -56,11 +61,11 @@ std::vector<double> read(Family family, const Token& token, std::span<const doub
 Walk walk_back(Family family, std::span<const Token> path) {
   Walk walk{recurrence_query(family, path.back().q), std::vector<double>(path.size())};
   for (size_t j = path.size(); j-- > 0;) {
-    const auto k = recurrence_key(family, path[j].k);
+    const auto k = recurrence_key(family, path[j].k), a = recurrence_decay(path[j]);
     walk.c[j] = path[j].b * dot(k, walk.t);
     const double corrected = is_delta(family) ? walk.c[j] : 0;
     for (size_t col = 0; col < k.size(); ++col)
-      walk.t[col] = path[j].decay(col) * (walk.t[col] - corrected * k[col]);
+      walk.t[col] = a[col] * (walk.t[col] - corrected * k[col]);
   }
   return walk;
 }

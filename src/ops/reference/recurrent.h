@@ -20,9 +20,10 @@ struct Token {
   std::vector<double> q;  // [K]
   std::vector<double> g;  // log decay: one value, or one per column (Kimi Delta)
   double b = 0;           // write strength
-
-  double decay(size_t column) const;
 };
+
+// exp(g) of every column.
+std::vector<double> recurrence_decay(const Token& token);
 
 // k as the recurrence uses it.
 std::vector<double> recurrence_key(Family family, std::span<const double> k);
