@@ -177,8 +177,7 @@ std::vector<int32_t> random_prompts(const DecodeOptions& options, int64_t vocab)
 // Of all rows and layers.
 StateTraffic step_traffic(const DecodeOptions& options, const Model& model, Route route) {
   const ModelConfig& config = model.config();
-  const auto layers = config.count(Mixer::kMamba2) + config.count(Mixer::kGatedDelta);
-  const auto times = static_cast<double>(layers * options.batch_size);
+  const auto times = static_cast<double>(config.recurrent_layers() * options.batch_size);
   const StateTraffic one = state_traffic(recurrent_shape(config),
                                          {.route = route,
                                           .buffer_len = options.state.buffer_len,

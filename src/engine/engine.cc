@@ -74,7 +74,7 @@ EngineOptions checked(EngineOptions options, const ModelConfig& config) {
   }
   options.max_model_len = model_limit(config, options);
   options.ring.conv_kernel = static_cast<int32_t>(config.conv_kernel);
-  if (options.kv_blocks == 0 && config.count(Mixer::kAttention) > 0) {
+  if (options.kv_blocks == 0 && config.attention_layers() > 0) {
     options.kv_blocks = options.max_num_seqs * KvPool::blocks_for(options.max_model_len);
   }
   return options;
@@ -87,7 +87,7 @@ struct Engine::Impl {
       : model(used_model),
         tokenizer(used_tokenizer),
         options(checked(given, used_model.config())),
-        paged(used_model.config().count(Mixer::kAttention) > 0),
+        paged(used_model.config().attention_layers() > 0),
         slots(used_model.config(), options.ring, options.state_dtype, used_model.activation_dtype(),
               static_cast<int32_t>(options.max_num_seqs)),
         kv(used_model.config(), used_model.activation_dtype(), paged ? options.kv_blocks : 1),

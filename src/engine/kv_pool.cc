@@ -3,20 +3,22 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "model/model.h"
 
 namespace replayssm {
 namespace {
 
 // Bytes of one block of one layer's keys, or values.
 int64_t layer_block_bytes(const ModelConfig& config, DType dtype) {
-  const AttentionConfig& attention = config.attention;
-  return attention.kv_heads * KvPool::kBlockSize * attention.head_dim * dtype_bytes(dtype);
+  const KvShape shape = kv_shape(config);
+  return shape.heads * KvPool::kBlockSize * shape.head_dim * dtype_bytes(dtype);
 }
 
 }  // namespace
 
 int64_t KvPool::bytes_per_block(const ModelConfig& config, DType dtype) {
-  return 2 * config.count(Mixer::kAttention) * layer_block_bytes(config, dtype);
+  const KvShape shape = kv_shape(config);
+  return (shape.values ? 2 : 1) * shape.layers * layer_block_bytes(config, dtype);
 }
 
 KvPool::KvPool(const ModelConfig& config, DType dtype, int64_t blocks)
@@ -28,9 +30,10 @@ KvPool::KvPool(const ModelConfig& config, DType dtype, int64_t blocks)
     memory_.emplace_back(blocks * layer_block_bytes(config, dtype));
     return memory_.back().as<void>();
   };
-  for (int64_t layer = 0; layer < config.count(Mixer::kAttention); ++layer) {
+  const KvShape shape = kv_shape(config);
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
     keys_.push_back(array());
-    values_.push_back(array());
+    values_.push_back(shape.values ? array() : keys_.back());
   }
 }
 

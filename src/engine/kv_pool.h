@@ -18,10 +18,10 @@ class KvPool {
   static int64_t bytes_per_block(const ModelConfig& config, DType dtype);  // all layers together
   static int64_t blocks_for(int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }
 
-  const std::vector<void*>& keys() const { return keys_; }  // one per attention layer
-  const std::vector<void*>& values() const {
-    return values_;
-  }  // [blocks, kv_heads, kBlockSize, head_dim]
+  // One per attention layer: [blocks, heads, kBlockSize, head_dim] (KvShape). Where the keys serve
+  // as values, both are the same memory.
+  const std::vector<void*>& keys() const { return keys_; }
+  const std::vector<void*>& values() const { return values_; }
   int64_t blocks() const { return blocks_; }
   int64_t free_blocks() const { return static_cast<int64_t>(free_.size()); }
   int64_t bytes() const { return bytes_; }

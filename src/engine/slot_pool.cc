@@ -12,9 +12,11 @@ namespace {
 
 // Bytes of one slot's part in each of a recurrent layer's arrays.
 struct LayerBytes {
-  int64_t checkpoint, ring_v, ring_k, ring_gate, conv;
+  int64_t checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, conv;
 
-  int64_t total() const { return checkpoint + ring_v + ring_k + 2 * ring_gate + conv; }
+  int64_t total() const {
+    return checkpoint + ring_v + ring_k + ring_b + ring_g + ring_gate + conv;
+  }
 };
 
 LayerBytes layer_bytes(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
@@ -22,23 +24,23 @@ LayerBytes layer_bytes(const ModelConfig& config, const RingConfig& ring, DType 
   const RecurrentShape shape = recurrent_shape(config);
   const int64_t rows = ring_rows(ring.buffer_len, ring.max_window);
   const int64_t element = dtype_bytes(activation_dtype);
+  const int64_t scalars = rows * shape.heads * static_cast<int64_t>(sizeof(float));
+  const bool per_column = shape.family == Family::kKimiDelta;  // decays
   return {
       .checkpoint = shape.heads * shape.head_dim * shape.state_dim * dtype_bytes(checkpoint_dtype),
       .ring_v = rows * shape.heads * shape.head_dim * element,
       .ring_k = rows * shape.key_heads * shape.state_dim * element,
-      .ring_gate = rows * shape.heads * static_cast<int64_t>(sizeof(float)),
+      .ring_b = scalars,
+      .ring_g = per_column ? 0 : scalars,
+      .ring_gate = per_column ? rows * shape.heads * shape.state_dim * element : 0,
       .conv = conv_rows(ring.conv_kernel, ring.max_window) * conv_channels(config) * element};
-}
-
-int64_t recurrent_layers(const ModelConfig& config) {
-  return config.count(Mixer::kMamba2) + config.count(Mixer::kGatedDelta);
 }
 
 }  // namespace
 
 int64_t SlotPool::bytes_per_slot(const ModelConfig& config, const RingConfig& ring,
                                  DType checkpoint_dtype, DType activation_dtype) {
-  const int64_t layers = recurrent_layers(config);
+  const int64_t layers = config.recurrent_layers();
   if (layers == 0) return 0;
   return layers * layer_bytes(config, ring, checkpoint_dtype, activation_dtype).total();
 }
@@ -51,10 +53,11 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
   REPLAYSSM_CHECK(ring.conv_kernel == config.conv_kernel, "ring has ", ring.conv_kernel,
                   " taps, model has ", config.conv_kernel);
   std::iota(free_.rbegin(), free_.rend(), 0);  // slot 0 is taken first
-  const int64_t layers = recurrent_layers(config);
+  const int64_t layers = config.recurrent_layers();
   if (layers == 0) return;
   const LayerBytes bytes = layer_bytes(config, ring, checkpoint_dtype, activation_dtype);
   const auto array = [&](int64_t slot_bytes) -> void* {
+    if (slot_bytes == 0) return nullptr;
     memory_.emplace_back(slots * slot_bytes);
     slot_bytes_.push_back(slot_bytes);
     bytes_ += memory_.back().bytes();
@@ -65,8 +68,9 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
     state.checkpoint = array(bytes.checkpoint);
     state.ring_v = array(bytes.ring_v);
     state.ring_k = array(bytes.ring_k);
-    state.ring_b = static_cast<float*>(array(bytes.ring_gate));
-    state.ring_g = static_cast<float*>(array(bytes.ring_gate));
+    state.ring_b = static_cast<float*>(array(bytes.ring_b));
+    state.ring_g = static_cast<float*>(array(bytes.ring_g));
+    state.ring_gate = array(bytes.ring_gate);
     state.checkpoint_dtype = checkpoint_dtype;
     state.activation_dtype = activation_dtype;
     conv_inputs_.push_back(array(bytes.conv));

@@ -85,7 +85,21 @@ void read_token_ids(std::span<const ConfigReader> readers, ModelConfig& config) 
 }  // namespace
 
 int64_t ModelConfig::count(Mixer mixer) const {
-  return std::ranges::count(layers, mixer, &LayerConfig::mixer);
+  return std::ranges::count_if(layers, [&](const LayerConfig& layer) {
+    return layer.mixer == mixer || layer.second == mixer;
+  });
+}
+
+bool ModelConfig::has(ChannelMix mix) const {
+  return std::ranges::count(layers, mix, &LayerConfig::channel_mix) > 0;
+}
+
+int64_t ModelConfig::recurrent_layers() const {
+  return count(Mixer::kMamba2) + count(Mixer::kGatedDelta) + count(Mixer::kKimiDelta);
+}
+
+int64_t ModelConfig::attention_layers() const {
+  return count(Mixer::kAttention) + count(Mixer::kLatentAttention);
 }
 
 ModelConfig parse_config(const ConfigText& config_text,

@@ -5,6 +5,7 @@
 // family-blind.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -15,7 +16,14 @@
 
 namespace replayssm {
 
-enum class Mixer : uint8_t { kNone, kMamba2, kGatedDelta, kAttention };
+enum class Mixer : uint8_t {
+  kNone,
+  kMamba2,
+  kGatedDelta,
+  kKimiDelta,
+  kAttention,
+  kLatentAttention,
+};
 enum class ChannelMix : uint8_t { kNone, kDense, kMoe };
 enum class GateKind : uint8_t { kSilu, kSigmoid };
 enum class MlpActivation : uint8_t { kSwiGlu, kReluSquared };
@@ -23,16 +31,22 @@ enum class MlpActivation : uint8_t { kSwiGlu, kReluSquared };
 struct LayerConfig {
   Mixer mixer = Mixer::kNone;
   ChannelMix channel_mix = ChannelMix::kNone;
+  Mixer second = Mixer::kNone;  // reads the same input as `mixer`; both outputs are added
 };
 
 struct Mamba2Config {
   int64_t heads = 0, head_dim = 0, groups = 0, state_dim = 0;
-  int64_t norm_groups =
-      0;             // groups of the gated norm: `groups`, or 1 in the Hugging Face mamba2 dialect
-  float dt_min = 0;  // time_step_limit
+  // Groups of the gated norm: `groups`, or 1 in the Hugging Face mamba2 dialect. 0 = the output is
+  // gated and not normalised.
+  int64_t norm_groups = 0;
+  bool gate_first = true;  // norm(y silu(z)), else norm(y) silu(z)
+  float dt_min = 0;        // time_step_limit
   float dt_max = std::numeric_limits<float>::infinity();
   bool conv_bias = true;
-  bool projection_bias = false;
+  bool projection_bias = false;                             // of the input projection
+  bool output_bias = false;                                 // of the output projection
+  float input_scale = 1, output_scale = 1;                  // of what goes in and what comes out
+  std::array<float, 5> projection_scale = {1, 1, 1, 1, 1};  // of the projected z, x, B, C and dt
 
   int64_t inner() const { return heads * head_dim; }
   int64_t conv_channels() const { return inner() + 2 * groups * state_dim; }
@@ -46,6 +60,15 @@ struct GatedDeltaConfig {
   int64_t conv_channels() const { return 2 * key_heads * key_dim + inner(); }
 };
 
+struct KimiDeltaConfig {
+  int64_t heads = 0, head_dim = 0;  // of queries, keys and values alike
+  float gate_lower_bound = 0;       // where < 0, the log decay lies between it and 0
+  GateKind output_gate = GateKind::kSigmoid;
+
+  int64_t inner() const { return heads * head_dim; }
+  int64_t conv_channels() const { return 3 * inner(); }
+};
+
 struct AttentionConfig {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t rotary_dim = 0;  // leading dimensions that are rotated; 0 = none
@@ -54,6 +77,22 @@ struct AttentionConfig {
   bool qk_norm = false;
   bool output_gate = false;
   bool bias = false;
+  float input_scale = 1, output_scale = 1;  // of what goes in and what comes out
+};
+
+// Attention whose heads share one latent vector per token, which is all that is cached: a head's
+// key is [key_up latent | shared], its value value_up latent.
+struct LatentAttentionConfig {
+  int64_t heads = 0;
+  int64_t latent = 0;      // width of the latent vector
+  int64_t key_dim = 0;     // of the part of a key that comes from the latent vector
+  int64_t shared_dim = 0;  // of the part that the heads share
+  int64_t value_dim = 0;
+  float scale = 0;     // of the scores
+  float norm_eps = 0;  // of the latent vector's norm
+
+  int64_t query_dim() const { return key_dim + shared_dim; }
+  int64_t cached() const { return latent + shared_dim; }
 };
 
 struct MoeConfig {
@@ -76,6 +115,10 @@ struct ModelConfig {
   int64_t intermediate = 0;  // of dense channel mixes
   MlpActivation activation = MlpActivation::kSwiGlu;
   bool mlp_bias = false;
+  float mlp_gate_scale = 1, mlp_output_scale = 1;  // of a dense mix's gate and of its output
+  float embedding_scale = 1;
+  float residual_scale = 1;  // of every branch that is added to the residual stream
+  float logit_scale = 1;
   float norm_eps = 0;
   bool tied_embeddings = false;
   int64_t mtp_layers = 0;  // announced; ModelWeights::mtp holds those that the files have
@@ -86,10 +129,15 @@ struct ModelConfig {
 
   Mamba2Config mamba2;
   GatedDeltaConfig gated_delta;
+  KimiDeltaConfig kimi_delta;
   AttentionConfig attention;
+  LatentAttentionConfig latent_attention;
   MoeConfig moe;
 
-  int64_t count(Mixer mixer) const;
+  int64_t count(Mixer mixer) const;  // layers that have it
+  bool has(ChannelMix mix) const;
+  int64_t recurrent_layers() const;
+  int64_t attention_layers() const;
 };
 
 // Reads a checkpoint folder's configuration. Throws Error naming file, key, expected and actual

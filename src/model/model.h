@@ -45,8 +45,8 @@ struct StateView {
   const Cursor* cursors = nullptr;            // [slots]
   std::span<const RecurrentState> recurrent;  // one per recurrent layer
   std::span<void* const> conv_inputs;  // one per recurrent layer: [slots, conv_rows, channels]
-  std::span<void* const> kv_keys;      // one per attention layer
-  std::span<void* const> kv_values;    // [blocks, kv_heads, block_size, head_dim]
+  std::span<void* const> kv_keys;      // one per attention layer (KvShape):
+  std::span<void* const> kv_values;    // [blocks, heads, block_size, head_dim]
   int64_t kv_block_size = 0;
   const cpu::StateEmulation* emulation = nullptr;  // of storage formats, to study them
 };
@@ -70,6 +70,13 @@ class Model {
 RecurrentShape recurrent_shape(const ModelConfig& config);
 // Channels of the convolution in front of it.
 int64_t conv_channels(const ModelConfig& config);
+
+// What the attention layers keep of a token.
+struct KvShape {
+  int64_t layers = 0, heads = 0, head_dim = 0;
+  bool values = true;  // besides the keys; else the keys serve as values
+};
+KvShape kv_shape(const ModelConfig& config);
 
 // `progress` is called with (done, total) layers.
 std::unique_ptr<Model> load_cpu_model(const std::filesystem::path& folder, DType activation_dtype,

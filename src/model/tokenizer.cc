@@ -12,6 +12,7 @@
 #include "model/text/normalizer.h"
 #include "model/text/post_processor.h"
 #include "model/text/pre_tokenizer.h"
+#include "model/text/tiktoken.h"
 #include "model/text/utf8.h"
 
 namespace replayssm {
@@ -103,8 +104,10 @@ struct Tokenizer::Impl {
     bool special = false;
   };
 
-  explicit Impl(const JsonField& root);
+  explicit Impl(const JsonField& root);                           // tokenizer.json
+  Impl(text::StringMap<int32_t> ranks, const JsonField& config);  // tiktoken.model
 
+  void list_tokens();
   void encode_text(std::string_view piece, text::PreTokenizer::Session& session,
                    std::vector<int32_t>& ids) const;
 
@@ -129,6 +132,20 @@ Tokenizer::Impl::Impl(const JsonField& root)
       normalized_matcher(added, true, root) {
   check_version(root);
   check_decoder(root);
+  list_tokens();
+}
+
+Tokenizer::Impl::Impl(text::StringMap<int32_t> ranks, const JsonField& config)
+    : nfc(false),
+      bpe(std::move(ranks)),
+      pre_tokenizer(text::kimi_pattern()),
+      added(text::read_reserved_tokens(config, static_cast<int32_t>(bpe.vocabulary().size()))),
+      raw_matcher(added, false, config),
+      normalized_matcher(added, true, config) {
+  list_tokens();
+}
+
+void Tokenizer::Impl::list_tokens() {
   std::unordered_set<std::string_view> special;
   for (const AddedToken& token : added) {
     if (token.special) special.insert(token.content);
@@ -158,7 +175,15 @@ void Tokenizer::Impl::encode_text(std::string_view piece, text::PreTokenizer::Se
 }
 
 Tokenizer::Tokenizer(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "tokenizer.json";
+  const std::filesystem::path path = folder / "tokenizer.json", ranks = folder / "tiktoken.model";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && std::filesystem::exists(ranks, error)) {
+    const std::filesystem::path config = folder / "tokenizer_config.json";
+    const nlohmann::json root = text::parse_json_file(config);
+    impl_ =
+        std::make_unique<Impl>(text::read_tiktoken(ranks), JsonField(root, config.string() + ": "));
+    return;
+  }
   const nlohmann::json root = text::parse_json_file(path);
   impl_ = std::make_unique<Impl>(JsonField(root, path.string() + ": "));
 }

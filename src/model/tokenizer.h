@@ -1,4 +1,4 @@
-// Byte-level BPE as published in tokenizer.json.
+// Byte-level BPE as published in tokenizer.json, or in Kimi's tiktoken.model.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,9 @@ namespace replayssm {
 
 class Tokenizer {
  public:
-  // Reads folder/tokenizer.json. Throws Error naming the file and what is malformed or unsupported.
+  // Reads folder/tokenizer.json; where there is none, folder/tiktoken.model and the special tokens
+  // of folder/tokenizer_config.json. Throws Error naming the file and what is malformed or
+  // unsupported.
   explicit Tokenizer(const std::filesystem::path& folder);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;

@@ -93,6 +93,16 @@ Tensor WeightReader::take_filter(const std::string& name, int64_t channels, int6
   return checkpoint_.view(use(name, is_flat ? flat : Shape{channels, 1, taps}), 0, flat);
 }
 
+Tensor WeightReader::take_vector(const std::string& name, int64_t elements) {
+  const TensorEntry* entry = checkpoint_.find(name);
+  const Shape flat{elements};
+  if (!entry) return take(name, flat);
+  Shape shape = entry->shape;
+  std::erase(shape, 1);
+  const bool fits = shape == flat || (elements == 1 && shape.empty());
+  return checkpoint_.view(use(name, fits ? entry->shape : flat), 0, flat);
+}
+
 std::vector<Tensor> WeightReader::take_pieces(const std::string& name, const Shape& shape,
                                               const Shape& piece) {
   const TensorEntry& entry = use(name, shape);

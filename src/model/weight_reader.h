@@ -27,6 +27,8 @@ class WeightReader {
   Tensor take_if(bool wanted, const std::string& name, const Shape& shape);
   // A depthwise filter, stored as [channels, 1, taps] or [channels, taps].
   Tensor take_filter(const std::string& name, int64_t channels, int64_t taps);
+  // A vector, stored with any number of further dimensions of one.
+  Tensor take_vector(const std::string& name, int64_t elements);
   // Consecutive pieces of a fused tensor of `shape`, each of `piece`'s shape.
   std::vector<Tensor> take_pieces(const std::string& name, const Shape& shape, const Shape& piece);
 

@@ -21,7 +21,7 @@ struct Mamba2Weights {
   Tensor dt_bias;        // [heads]
   Tensor a_log;          // [heads]
   Tensor d;              // [heads]
-  Tensor norm;           // [inner]
+  Tensor norm;           // [inner]; absent without a norm
   Tensor out_proj;       // [hidden, inner]
   Tensor out_proj_bias;  // [hidden] or absent
 };
@@ -38,6 +38,18 @@ struct GatedDeltaWeights {
   Tensor out_proj;     // [hidden, inner]
 };
 
+struct KimiDeltaWeights {
+  Tensor q, k, v;                 // [inner, hidden] each
+  Tensor beta;                    // [heads, hidden]
+  Tensor decay_down, decay_up;    // [head_dim, hidden], [inner, head_dim]: the decay's raw gates
+  Tensor gate_down, gate_up;      // the same: the output's gate
+  Tensor q_conv, k_conv, v_conv;  // [inner, conv_kernel] each
+  Tensor dt_bias;                 // [inner]
+  Tensor a_log;                   // [heads]
+  Tensor norm;                    // [head_dim]
+  Tensor out_proj;                // [hidden, inner]
+};
+
 struct AttentionWeights {
   Tensor q, k, v;         // [heads * head_dim, hidden], [kv_heads * head_dim, hidden] twice
   Tensor gate;            // [heads * head_dim, hidden] or absent
@@ -46,11 +58,20 @@ struct AttentionWeights {
   Tensor q_bias, k_bias, v_bias, o_bias;  // or absent
 };
 
+struct LatentAttentionWeights {
+  Tensor q;         // [heads * query_dim, hidden]: per head, what meets key_up | what is shared
+  Tensor latent;    // [cached, hidden]: latent vector | shared part of the keys
+  Tensor norm;      // [latent], of the latent vector
+  Tensor key_up;    // [heads * key_dim, latent]
+  Tensor value_up;  // [heads * value_dim, latent]
+  Tensor o;         // [hidden, heads * value_dim]
+};
+
 struct MlpWeights {
-  Tensor gate;                // [intermediate, hidden]; absent without a gate
-  Tensor up;                  // [intermediate, hidden]
-  Tensor down;                // [hidden, intermediate]
-  Tensor up_bias, down_bias;  // or absent
+  Tensor gate;                           // [intermediate, hidden]; absent without a gate
+  Tensor up;                             // [intermediate, hidden]
+  Tensor down;                           // [hidden, intermediate]
+  Tensor gate_bias, up_bias, down_bias;  // or absent
 };
 
 struct MoeWeights {
@@ -68,7 +89,9 @@ struct LayerWeights {
   Tensor channel_norm;   // [hidden]; absent without a channel mix
   Mamba2Weights mamba2;  // the members that the layer's configuration names are filled
   GatedDeltaWeights gated_delta;
+  KimiDeltaWeights kimi_delta;
   AttentionWeights attention;
+  LatentAttentionWeights latent_attention;
   MlpWeights mlp;
   MoeWeights moe;
 };

@@ -81,6 +81,42 @@ TEST(SlotPool, HandsOutEverySlotOnce) {
   EXPECT_EQ(pool.acquire(), 2);
 }
 
+// Decays of their own for every column: raw gates in the activation type instead of log decays.
+TEST(SlotPool, KimiDeltaKeepsRawGates) {
+  ModelConfig config;
+  config.kimi_delta = {.heads = 3, .head_dim = 5};
+  config.layers = {{Mixer::kKimiDelta}, {Mixer::kLatentAttention}, {Mixer::kKimiDelta}};
+  SlotPool pool(config, kRing, DType::kFloat32, DType::kBFloat16, 4);
+  ASSERT_EQ(pool.recurrent().size(), 2);
+  const int64_t rows = 3 + 2, conv = 3 + 2, inner = 3 * 5;
+  EXPECT_EQ(pool.bytes(),
+            4 * 2 * (inner * 5 * 4 + 3 * rows * inner * 2 + rows * 3 * 4 + conv * 3 * inner * 2));
+  for (const RecurrentState& state : pool.recurrent()) {
+    EXPECT_EQ(state.ring_g, nullptr);
+    ASSERT_NE(state.ring_gate, nullptr);
+    std::memset(state.ring_gate, 0xff, static_cast<size_t>(4 * rows * inner * 2));
+  }
+  const int32_t slot = pool.acquire();
+  for (const RecurrentState& state : pool.recurrent()) {
+    const auto* bytes = static_cast<const std::byte*>(state.ring_gate);
+    for (int64_t i = 0; i < 4 * rows * inner * 2; ++i)
+      ASSERT_EQ(bytes[i], i / (rows * inner * 2) == slot ? std::byte{0} : std::byte{0xff});
+  }
+}
+
+// 576 values per token and layer at the published sizes, once for keys and values.
+TEST(KvPool, LatentAttentionCachesTheLatentVectorAlone) {
+  ModelConfig config;
+  config.latent_attention = {
+      .heads = 32, .latent = 512, .key_dim = 128, .shared_dim = 64, .value_dim = 128};
+  config.layers = {{Mixer::kKimiDelta}, {Mixer::kLatentAttention}, {Mixer::kLatentAttention}};
+  KvPool pool(config, DType::kBFloat16, 3);
+  EXPECT_EQ(pool.bytes(), 3 * 2 /* layers */ * 32 * 576 * 2);
+  ASSERT_EQ(pool.keys().size(), 2);
+  EXPECT_EQ(pool.keys(), pool.values());
+  EXPECT_NE(pool.keys()[0], pool.keys()[1]);
+}
+
 TEST(KvPool, GrowsTablesByWholeBlocksOrNotAtAll) {
   const testing::FakeModel model;
   KvPool pool(model.config(), DType::kBFloat16, 4);

@@ -1,4 +1,4 @@
-"""Compares the tokenizer and the chat templates with PyPI tokenizers and jinja2.
+"""Compares the tokenizer and the chat templates with PyPI tokenizers, tiktoken and jinja2.
 
 Usage: differential_test.py HELPER [--count N] [--seed S] [--only tokenizer|template]
 Exit status 77, which CTest reads as skipped, when the packages are missing.
@@ -18,6 +18,7 @@ SKIPPED = 77
 try:
     from tokenizers import Tokenizer
 
+    import differential_tiktoken
     from differential_strings import TextGenerator
     from differential_templates import TemplateGenerator, fixed_cases, render
     from differential_tokenizers import SPECIAL, all_tokenizers
@@ -88,7 +89,9 @@ def compare_invalid_utf8(helper, report, count, rng):
     for _ in range(count):
         data = bytearray("".join(rng.choice(seeds) for _ in range(rng.randint(1, 6))).encode())
         for _ in range(rng.randint(1, 4)):
-            data[rng.randrange(len(data))] = rng.choice([rng.randrange(256), 0xED, 0xF4, 0xE0, 0xC0])
+            data[rng.randrange(len(data))] = rng.choice(
+                [rng.randrange(256), 0xED, 0xF4, 0xE0, 0xC0]
+            )
         expected = oracle.encode(bytes(data).decode("utf-8", "replace")).ids
         got = helper.ask(op="encode", hex=data.hex(), add_special_tokens=True)
         report.check(f"encode {bytes(data)!r}", got.get("ids", got), expected)
@@ -107,6 +110,7 @@ def run_tokenizers(helper, report, count, seed):
         for name, folder in folders:
             compare_tokenizer(helper, report, name, folder, texts, count // len(folders) + 1)
     compare_invalid_utf8(helper, report, count // 10 + 1, texts.random)
+    differential_tiktoken.compare(helper, report, count // 4 + 1, seed, corpus)
 
 
 def compare_template(helper, report, template, variables):

@@ -23,6 +23,7 @@ void add_mlp(Tensors& all, const std::string& at, const MlpWeights& w) {
   add(all, at + "gate", w.gate);
   add(all, at + "up", w.up);
   add(all, at + "down", w.down);
+  add(all, at + "gate_bias", w.gate_bias);
   add(all, at + "up_bias", w.up_bias);
   add(all, at + "down_bias", w.down_bias);
 }
@@ -47,6 +48,27 @@ void add_mixers(Tensors& all, const std::string& at, const LayerWeights& w) {
   add(all, at + "gdn.a_log", w.gated_delta.a_log);
   add(all, at + "gdn.norm", w.gated_delta.norm);
   add(all, at + "gdn.out_proj", w.gated_delta.out_proj);
+  add(all, at + "kda.q", w.kimi_delta.q);
+  add(all, at + "kda.k", w.kimi_delta.k);
+  add(all, at + "kda.v", w.kimi_delta.v);
+  add(all, at + "kda.beta", w.kimi_delta.beta);
+  add(all, at + "kda.decay_down", w.kimi_delta.decay_down);
+  add(all, at + "kda.decay_up", w.kimi_delta.decay_up);
+  add(all, at + "kda.gate_down", w.kimi_delta.gate_down);
+  add(all, at + "kda.gate_up", w.kimi_delta.gate_up);
+  add(all, at + "kda.q_conv", w.kimi_delta.q_conv);
+  add(all, at + "kda.k_conv", w.kimi_delta.k_conv);
+  add(all, at + "kda.v_conv", w.kimi_delta.v_conv);
+  add(all, at + "kda.dt_bias", w.kimi_delta.dt_bias);
+  add(all, at + "kda.a_log", w.kimi_delta.a_log);
+  add(all, at + "kda.norm", w.kimi_delta.norm);
+  add(all, at + "kda.out_proj", w.kimi_delta.out_proj);
+  add(all, at + "latent.q", w.latent_attention.q);
+  add(all, at + "latent.latent", w.latent_attention.latent);
+  add(all, at + "latent.norm", w.latent_attention.norm);
+  add(all, at + "latent.key_up", w.latent_attention.key_up);
+  add(all, at + "latent.value_up", w.latent_attention.value_up);
+  add(all, at + "latent.o", w.latent_attention.o);
   add(all, at + "attention.q", w.attention.q);
   add(all, at + "attention.k", w.attention.k);
   add(all, at + "attention.v", w.attention.v);

@@ -70,6 +70,19 @@ TEST_P(Elementwise, AddScaled) {
   }
 }
 
+// One rounding, and what lies between the rows stays.
+TEST_P(Elementwise, ScaleColumns) {
+  for (const int64_t dim : kDims) {
+    const auto x = random_values(kRows * dim, 11), scale = random_values(dim, 12);
+    const auto rows = run_in_place(spread(x, dim, dim + 5), [&](ThreadPool& pool, float* at) {
+      scale_columns(at, dim + 5, scale.data(), kRows, dim, pool);
+    });
+    const auto got = gather(rows, dim, dim + 5);
+    for (size_t i = 0; i < x.size(); ++i)
+      ASSERT_EQ(got[i], x[i] * scale[i % static_cast<size_t>(dim)]) << i;
+  }
+}
+
 TEST_P(Elementwise, Embed) {
   for (const int64_t dim : kDims)
     for (const DType dtype : kDtypes) {
@@ -146,6 +159,7 @@ TEST(ElementwiseContracts, MisuseIsRefused) {
   EXPECT_THROW(rotary(x.data(), 8, position, x.data(), 2, 1, 8, 10, pool), Error);
   EXPECT_THROW(rotary(x.data(), 7, position, x.data(), 2, 1, 8, 8, pool), Error);
   EXPECT_THROW(convert_rows(x.data(), 3, 2, 4, x.data(), DType::kFloat32, pool), Error);
+  EXPECT_THROW(scale_columns(x.data(), 3, x.data(), 2, 4, pool), Error);
   EXPECT_THROW(sigmoid_gate(x.data(), x.data(), 3, 2, 4, x.data(), DType::kFloat32, pool), Error);
 }
 

@@ -4,6 +4,7 @@ import array
 import json
 import struct
 
+RANDOM = "tests/golden/random/"
 WIDTH = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8}
 
 
@@ -103,6 +104,27 @@ def to_float16(t):
     return Tensor("F16", t.shape, array.array("H", (HALF[x] for x in bits)).tobytes())
 
 
+def scaled(t, factor):
+    """Times a power of two, which bf16 and float32 hold exactly."""
+    values = array.array("f", to_float32(t).data)
+    bits = array.array("I", array.array("f", (x * factor for x in values)).tobytes())
+    if t.dtype != "BF16":
+        return Tensor(t.dtype, t.shape, bits.tobytes())
+    assert all(x & 0xFFFF == 0 for x in bits)
+    return Tensor(t.dtype, t.shape, array.array("H", (x >> 16 for x in bits)).tobytes())
+
+
+def scaled_rows(t, blocks):
+    """Blocks of rows, (count, factor) each, times their factors."""
+    data, first = b"", 0
+    for count, factor in blocks:
+        shape = [count] + t.shape[1:]
+        data += scaled(Tensor(t.dtype, shape, t.rows(first, count)), factor).data
+        first += count
+    assert first == t.shape[0]
+    return Tensor(t.dtype, t.shape, data)
+
+
 # --- tensor rearrangements -------------------------------------------------------------------
 
 
@@ -117,7 +139,8 @@ def renamed(tensors, *pairs):
     return out
 
 
-def fused_experts(tensors, gated):
+def fused_experts(tensors, gated, names=("gate_proj", "up_proj", "down_proj")):
+    gate, up, down = names
     out, experts = {}, {}
     for name, t in tensors.items():
         head, found, tail = name.partition(".experts.")
@@ -127,16 +150,38 @@ def fused_experts(tensors, gated):
         index, kind, _ = tail.split(".")
         experts.setdefault(head + ".experts.", {}).setdefault(int(index), {})[kind] = t
     for head, members in experts.items():
-        inputs = ["gate_proj", "up_proj"] if gated else ["up_proj"]
-        width = members[0]["up_proj"].shape[1]
-        intermediate = members[0]["up_proj"].shape[0]
+        inputs = [gate, up] if gated else [up]
+        intermediate, width = members[0][up].shape
         order = sorted(members)
         data = b"".join(members[i][kind].data for i in order for kind in inputs)
-        dtype = members[0]["up_proj"].dtype
+        dtype = members[0][up].dtype
         name = "gate_up_proj" if gated else "up_proj"
         out[head + name] = Tensor(dtype, [len(order), len(inputs) * intermediate, width], data)
-        data = b"".join(members[i]["down_proj"].data for i in order)
+        data = b"".join(members[i][down].data for i in order)
         out[head + "down_proj"] = Tensor(dtype, [len(order), width, intermediate], data)
+    return out
+
+
+def separate_experts(tensors, joined, down, names):
+    """Tensors over all experts, `joined` holding gate and up, as one tensor per expert: `names` are
+    those of gate, up and down."""
+    out = {}
+    for name, t in tensors.items():
+        if not name.endswith((joined, down)):
+            out[name] = t
+            continue
+        is_down = name.endswith(down)
+        head = name[: -len(down if is_down else joined)]
+        experts, rows, width = t.shape
+        for i in range(experts):
+            data = t.rows(i, 1)
+            parts = 1 if is_down else 2
+            for p in range(parts):
+                piece = data[p * len(data) // parts : (p + 1) * len(data) // parts]
+                kind = names[2] if is_down else names[p]
+                out[f"{head}experts.{i}.{kind}.weight"] = Tensor(
+                    t.dtype, [rows // parts, width], piece
+                )
     return out
 
 
@@ -233,3 +278,23 @@ def flat_filters(tensors):
         n: Tensor(t.dtype, [t.shape[0], t.shape[2]], t.data) if "conv1d.weight" in n else t
         for n, t in tensors.items()
     }
+
+
+# --- configurations --------------------------------------------------------------------------
+
+
+def without(config, *keys):
+    return {k: v for k, v in config.items() if k not in keys}
+
+
+def with_keys_renamed(config, names):
+    return {names.get(k, k): v for k, v in config.items()}
+
+
+def bare_floats(config):
+    """Python's json writes Infinity bare."""
+    if isinstance(config, dict):
+        if list(config) == ["__float__"]:
+            return float(config["__float__"])
+        return {k: bare_floats(v) for k, v in config.items()}
+    return [bare_floats(v) for v in config] if isinstance(config, list) else config

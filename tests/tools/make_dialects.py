@@ -9,8 +9,9 @@ projections, other element types, shards, other configuration keys. A manifest e
     name            the fixture and its folder
     source          the folder it was derived from, in the repository ("fixture:NAME": in OUT)
     golden          the reference record whose logits it must reproduce, or null
-    expect          "same" = weights and logits of the source; "different logits" = the same weights,
-                    another mathematics (see note)
+    expect          "same" = weights and logits of the source; "same logits" = multipliers that the
+                    weights take back; "different logits" = the same weights, another mathematics
+                    (see note)
     skipped         how many of its tensors text generation leaves out
     same_types      false where element types were converted (the values are the same)
 
@@ -23,7 +24,9 @@ import shutil
 import sys
 
 from checkpoint_files import (
+    RANDOM,
     Tensor,
+    bare_floats,
     flat_filters,
     fused_experts,
     interleaved,
@@ -33,12 +36,14 @@ from checkpoint_files import (
     separated,
     to_float16,
     to_float32,
+    with_keys_renamed,
+    without,
     write_safetensors,
     write_shards,
 )
+from dialects_of_hybrids import bamba, falcon_h1, granite, kimi
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-RANDOM = "tests/golden/random/"
 
 VISION = {
     "model.visual.patch_embed.proj.weight": Tensor("BF16", [4, 3, 2, 2], bytes(96)),
@@ -56,23 +61,6 @@ V5_BLOCK_TYPE = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E"
 def pattern_of(config):
     letter = {name: c for table in (BLOCK_TYPE, V5_BLOCK_TYPE) for c, name in table.items()}
     return "".join(letter[name] for name in config["layers_block_type"])
-
-
-def without(config, *keys):
-    return {k: v for k, v in config.items() if k not in keys}
-
-
-def with_keys_renamed(config, names):
-    return {names.get(k, k): v for k, v in config.items()}
-
-
-def bare_floats(config):
-    """Python's json writes Infinity bare."""
-    if isinstance(config, dict):
-        if list(config) == ["__float__"]:
-            return float(config["__float__"])
-        return {k: bare_floats(v) for k, v in config.items()}
-    return [bare_floats(v) for v in config] if isinstance(config, list) else config
 
 
 def nested(config, outer_type):
@@ -349,6 +337,10 @@ def main():
     nemotron_h(writer)
     mamba2(writer)
     qwen(writer)
+    bamba(writer)
+    falcon_h1(writer)
+    granite(writer)
+    kimi(writer)
     writer.finish()
 
 

@@ -1,9 +1,9 @@
 """Reference records of the Hugging Face implementations, in float32 on a GPU.
 
-    python3 tools/golden/make_golden.py tests/golden models
+    python3 tools/golden/make_golden.py tests/golden models [NAME...]
 
 Needs torch and transformers 5.17; about a minute. Writes the logits of the bundled models and of
-the tiny random checkpoints (and those checkpoints themselves). The floor that some reference paths
+the tiny random checkpoints (and those checkpoints themselves), or of the named ones. The floor that some reference paths
 put on dt (time_step_min) is switched off: the checkpoints define none.
 """
 
@@ -15,7 +15,7 @@ import traceback
 
 import torch
 import transformers
-from random_models import RANDOM_MODELS
+from random_models import RANDOM_MODELS, WITH_BIASES
 from tokenizers import Tokenizer
 
 DEVICE = "cuda"
@@ -156,6 +156,14 @@ def randomize(model):
         weight.data = weight.data.bfloat16().float()
 
 
+def randomize_biases(model):
+    with torch.no_grad():
+        for name, bias in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith(("_proj.bias", "e_score_correction_bias")):
+                bias.normal_(0, 0.1)
+                bias.data = bias.data.bfloat16().float()
+
+
 def random_checkpoint(out, name, prompt_length=40):
     family, model_class, config_class, options, seed = RANDOM_MODELS[name]
     package = f"transformers.models.{family}"
@@ -175,6 +183,8 @@ def random_checkpoint(out, name, prompt_length=40):
         setattr(config, key, 0.0)
     drop_dt_floor(model)
     randomize(model)
+    if name in WITH_BIASES:
+        randomize_biases(model)
 
     ids = torch.randint(3, config.get_text_config().vocab_size, (prompt_length,)).tolist()
     logits = logits_of(model, ids)
@@ -197,13 +207,14 @@ def random_checkpoint(out, name, prompt_length=40):
     print(name, "standard deviation of the logits", logits.std().item(), flush=True)
 
 
-def main(out, models):
+def main(out, models, *names):
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     out, models = pathlib.Path(out), pathlib.Path(models)
     out.mkdir(parents=True, exist_ok=True)
     jobs = [(bundled, models / name) for name in ("tiny-nemotron-h", "tiny-qwen3.5")]
     jobs += [(random_checkpoint, name) for name in RANDOM_MODELS]
+    jobs = [(make, what) for make, what in jobs if not names or pathlib.Path(what).name in names]
     failed = []
     for make, what in jobs:
         try:

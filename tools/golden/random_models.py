@@ -156,6 +156,46 @@ GRANITE = MAMBA2_HYBRID | {
     "tie_word_embeddings": False,
 }
 
+KIMI_GROUPS = KIMI_LINEAR | {
+    "v_head_dim": 24,
+    "linear_num_heads": 3,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 2,
+    "num_expert_group": 4,
+    "topk_group": 2,
+    "moe_renormalize": False,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+}
+FALCON_H1_SCALED = FALCON_H1 | {
+    "mamba_n_groups": 2,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": True,
+    "mamba_proj_bias": True,
+    "projectors_bias": True,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "embedding_multiplier": 5.7,
+    "lm_head_multiplier": 0.3,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.9,
+    "key_multiplier": 0.4,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.35, 0.8, 1.6, 0.5, 1.2],
+    "mlp_multipliers": [0.9, 1.4],
+}
+GRANITE_DENSE_ROPE = GRANITE | {
+    "num_local_experts": 0,
+    "position_embedding_type": "rope",
+    "mamba_proj_bias": True,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "time_step_limit": [0.05, 0.2],
+}
+
+# Checkpoints whose projection biases and router corrections are random; those of the others are 0.
+WITH_BIASES = {"kimi_linear_groups", "falcon_h1_scaled", "granitemoehybrid_dense_rope"}
+
 RANDOM_MODELS = {
     "nemotron_h_moe": ("nemotron_h", "NemotronHForCausalLM", "NemotronHConfig", NEMOTRON_H, 0),
     "nemotron_h_latent_moe_headdim80": (
@@ -184,5 +224,26 @@ RANDOM_MODELS = {
         "GraniteMoeHybridConfig",
         GRANITE,
         9,
+    ),
+    "kimi_linear_groups": (
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
+        KIMI_GROUPS,
+        10,
+    ),
+    "falcon_h1_scaled": (
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        FALCON_H1_SCALED,
+        11,
+    ),
+    "granitemoehybrid_dense_rope": (
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        GRANITE_DENSE_ROPE,
+        12,
     ),
 }

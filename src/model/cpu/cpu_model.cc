@@ -12,33 +12,86 @@ namespace replayssm {
 namespace cpu {
 namespace {
 
+float input_scale(const ModelConfig& config, Mixer mixer) {
+  return mixer == Mixer::kMamba2      ? config.mamba2.input_scale
+         : mixer == Mixer::kAttention ? config.attention.input_scale
+                                      : 1;
+}
+
+float output_scale(const ModelConfig& config, Mixer mixer) {
+  return mixer == Mixer::kMamba2      ? config.mamba2.output_scale
+         : mixer == Mixer::kAttention ? config.attention.output_scale
+                                      : 1;
+}
+
+float output_scale(const ModelConfig& config, ChannelMix mix) {
+  return mix == ChannelMix::kDense ? config.mlp_output_scale : 1;
+}
+
+// The next layer's place among those that keep a state.
+struct Places {
+  int64_t recurrent = 0, attention = 0;
+};
+
 struct Layer {
-  Array<float> mixer_norm, channel_norm;
+  LayerConfig kind;
+  // The scales of the mixers' inputs are part of the norms in front of them; the second mixer has a
+  // norm of its own where its scale is another.
+  Array<float> mixer_norm, second_norm, channel_norm;
   std::optional<Mamba2Layer> mamba2;
   std::optional<GatedDeltaLayer> gated_delta;
+  std::optional<KimiDeltaLayer> kimi_delta;
   std::optional<AttentionLayer> attention;
+  std::optional<LatentAttentionLayer> latent_attention;
   std::optional<MlpLayer> mlp;
   std::optional<MoeLayer> moe;
 
-  Layer(const LayerConfig& kind, const LayerWeights& weights, Context& context)
-      : mixer_norm(pack_floats(weights.mixer_norm)),
+  Layer(const LayerConfig& layer_kind, const LayerWeights& weights, Context& context)
+      : kind(layer_kind),
+        mixer_norm(pack_floats(weights.mixer_norm, input_scale(context.config, kind.mixer))),
         channel_norm(pack_floats(weights.channel_norm)) {
-    switch (kind.mixer) {
-      case Mixer::kNone: break;
-      case Mixer::kMamba2: mamba2.emplace(weights.mamba2, context); break;
-      case Mixer::kGatedDelta: gated_delta.emplace(weights.gated_delta, context); break;
-      case Mixer::kAttention: attention.emplace(weights.attention, context); break;
+    const ModelConfig& config = context.config;
+    if (input_scale(config, kind.second) != input_scale(config, kind.mixer)) {
+      second_norm = pack_floats(weights.mixer_norm, input_scale(config, kind.second));
+    }
+    for (const Mixer mixer : {kind.mixer, kind.second}) {
+      switch (mixer) {
+        case Mixer::kNone: break;
+        case Mixer::kMamba2: mamba2.emplace(weights.mamba2, context); break;
+        case Mixer::kGatedDelta: gated_delta.emplace(weights.gated_delta, context); break;
+        case Mixer::kKimiDelta: kimi_delta.emplace(weights.kimi_delta, context); break;
+        case Mixer::kAttention: attention.emplace(weights.attention, context); break;
+        case Mixer::kLatentAttention:
+          latent_attention.emplace(weights.latent_attention, context);
+          break;
+      }
     }
     switch (kind.channel_mix) {
       case ChannelMix::kNone: break;
-      case ChannelMix::kDense: mlp.emplace(weights.mlp, context.config.hidden_size, context); break;
+      case ChannelMix::kDense:
+        mlp.emplace(weights.mlp, config.hidden_size, context, config.mlp_gate_scale);
+        break;
       case ChannelMix::kMoe: moe.emplace(weights.moe, context); break;
+    }
+  }
+
+  void mix_tokens(Mixer mixer, const void* x, float* delta, Places& places,
+                  Context& context) const {
+    switch (mixer) {
+      case Mixer::kNone: break;
+      case Mixer::kMamba2: return mamba2->forward(places.recurrent++, x, delta, context);
+      case Mixer::kGatedDelta: return gated_delta->forward(places.recurrent++, x, delta, context);
+      case Mixer::kKimiDelta: return kimi_delta->forward(places.recurrent++, x, delta, context);
+      case Mixer::kAttention: return attention->forward(places.attention++, x, delta, context);
+      case Mixer::kLatentAttention:
+        return latent_attention->forward(places.attention++, x, delta, context);
     }
   }
 
   int64_t weight_bytes() const {
     const auto bytes = [](const auto& layer) { return layer ? layer->weight_bytes() : 0; };
-    return bytes(mamba2) + bytes(gated_delta) + bytes(attention) + bytes(mlp) + bytes(moe);
+    return bytes(mamba2) + bytes(gated_delta) + bytes(kimi_delta) + bytes(attention) +
+           bytes(latent_attention) + bytes(mlp) + bytes(moe);
   }
 };
 
@@ -55,7 +108,7 @@ class CpuModel final : public Model {
     }
     weights.layers.clear();
     weights.mtp.clear();
-    final_norm_ = pack_floats(weights.final_norm);
+    final_norm_ = pack_floats(weights.final_norm, config_.logit_scale);
     const Tensor& head = weights.lm_head ? weights.lm_head : weights.embedding;
     lm_head_ = pack_linear({&head}, config_.hidden_size, context_);
     weights.lm_head = {};
@@ -84,26 +137,13 @@ class CpuModel final : public Model {
     float* hidden = context_.hidden.get(tokens * hidden_size);
     {
       const StageTimer timer(context_.times.embed);
-      embed(embedding_.as<>(), context_.dtype, batch.token_ids.data(), tokens, hidden_size, 1.0f,
-            hidden, context_.pool);
+      embed(embedding_.as<>(), context_.dtype, batch.token_ids.data(), tokens, hidden_size,
+            config_.embedding_scale, hidden, context_.pool);
     }
-    float* delta = context_.delta.get(tokens * hidden_size);
-    int64_t recurrent = 0, attention = 0;
+    Places places;
     for (const Layer& layer : layers_) {
-      if (layer.mixer_norm.size()) {
-        const void* x = normed(hidden, layer.mixer_norm, tokens);
-        if (layer.mamba2) layer.mamba2->forward(recurrent++, x, delta, context_);
-        if (layer.gated_delta) layer.gated_delta->forward(recurrent++, x, delta, context_);
-        if (layer.attention) layer.attention->forward(attention++, x, delta, context_);
-        add_residual(delta, tokens, hidden);
-      }
-      if (layer.channel_norm.size()) {
-        const void* x = normed(hidden, layer.channel_norm, tokens);
-        if (layer.mlp) layer.mlp->forward(x, tokens, delta, context_);
-        if (layer.moe)
-          layer.moe->forward(x, normed_wide(hidden, layer.channel_norm, tokens), delta, context_);
-        add_residual(delta, tokens, hidden);
-      }
+      if (layer.mixer_norm.size()) mix_tokens(layer, tokens, hidden, places);
+      if (layer.channel_norm.size()) mix_channels(layer, tokens, hidden);
     }
     write_logits(batch.logit_tokens, hidden, logits);
   }
@@ -117,10 +157,9 @@ class CpuModel final : public Model {
     REPLAYSSM_CHECK(batch.decodes >= 0 && batch.decodes <= sequences, "decodes=", batch.decodes);
     REPLAYSSM_CHECK(batch.query_start.back() == static_cast<int64_t>(batch.token_ids.size()),
                     "query_start ends at ", batch.query_start.back());
-    REPLAYSSM_CHECK(static_cast<int64_t>(state.recurrent.size()) ==
-                        config_.count(Mixer::kMamba2) + config_.count(Mixer::kGatedDelta),
+    REPLAYSSM_CHECK(static_cast<int64_t>(state.recurrent.size()) == config_.recurrent_layers(),
                     "states=", state.recurrent.size());
-    REPLAYSSM_CHECK(static_cast<int64_t>(state.kv_keys.size()) == config_.count(Mixer::kAttention),
+    REPLAYSSM_CHECK(static_cast<int64_t>(state.kv_keys.size()) == config_.attention_layers(),
                     "kv layers=", state.kv_keys.size());
     for (const int32_t id : batch.token_ids) {
       if (id < 0 || id >= config_.vocab_size)
@@ -152,9 +191,32 @@ class CpuModel final : public Model {
     return y;
   }
 
-  void add_residual(const float* delta, int64_t tokens, float* hidden) {
+  void mix_tokens(const Layer& layer, int64_t tokens, float* hidden, Places& places) {
+    float* delta = context_.delta.get(tokens * config_.hidden_size);
+    const void* x = normed(hidden, layer.mixer_norm, tokens);
+    layer.mix_tokens(layer.kind.mixer, x, delta, places, context_);
+    if (const Mixer second = layer.kind.second; second != Mixer::kNone) {
+      float* second_delta = context_.second_delta.get(tokens * config_.hidden_size);
+      if (layer.second_norm.size()) x = normed(hidden, layer.second_norm, tokens);
+      layer.mix_tokens(second, x, second_delta, places, context_);
+      add_residual(second_delta, output_scale(config_, second), tokens, hidden);
+    }
+    add_residual(delta, output_scale(config_, layer.kind.mixer), tokens, hidden);
+  }
+
+  void mix_channels(const Layer& layer, int64_t tokens, float* hidden) {
+    float* delta = context_.delta.get(tokens * config_.hidden_size);
+    const void* x = normed(hidden, layer.channel_norm, tokens);
+    if (layer.mlp) layer.mlp->forward(x, tokens, delta, context_);
+    if (layer.moe)
+      layer.moe->forward(x, normed_wide(hidden, layer.channel_norm, tokens), delta, context_);
+    add_residual(delta, output_scale(config_, layer.kind.channel_mix), tokens, hidden);
+  }
+
+  void add_residual(const float* delta, float scale, int64_t tokens, float* hidden) {
     const StageTimer timer(context_.times.norm);
-    add_scaled(delta, 1.0f, tokens * config_.hidden_size, hidden, context_.pool);
+    add_scaled(delta, scale * config_.residual_scale, tokens * config_.hidden_size, hidden,
+               context_.pool);
   }
 
   void write_logits(std::span<const int32_t> rows, float* hidden, float* logits) {
@@ -196,13 +258,26 @@ RecurrentShape recurrent_shape(const ModelConfig& config) {
     const Mamba2Config& c = config.mamba2;
     return {Family::kMamba2, c.heads, c.groups, c.head_dim, c.state_dim};
   }
+  if (config.count(Mixer::kKimiDelta) > 0) {
+    const KimiDeltaConfig& c = config.kimi_delta;
+    return {Family::kKimiDelta, c.heads, c.heads, c.head_dim, c.head_dim};
+  }
   const GatedDeltaConfig& c = config.gated_delta;
   return {Family::kGatedDelta, c.value_heads, c.key_heads, c.value_dim, c.key_dim};
 }
 
+KvShape kv_shape(const ModelConfig& config) {
+  if (const int64_t layers = config.count(Mixer::kLatentAttention); layers > 0) {
+    return {layers, 1, config.latent_attention.cached(), false};
+  }
+  const AttentionConfig& c = config.attention;
+  return {config.count(Mixer::kAttention), c.kv_heads, c.head_dim, true};
+}
+
 int64_t conv_channels(const ModelConfig& config) {
-  return config.count(Mixer::kMamba2) > 0 ? config.mamba2.conv_channels()
-                                          : config.gated_delta.conv_channels();
+  return config.count(Mixer::kMamba2) > 0      ? config.mamba2.conv_channels()
+         : config.count(Mixer::kKimiDelta) > 0 ? config.kimi_delta.conv_channels()
+                                               : config.gated_delta.conv_channels();
 }
 
 std::unique_ptr<Model> load_cpu_model(const std::filesystem::path& folder, DType activation_dtype,

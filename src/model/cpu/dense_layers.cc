@@ -1,5 +1,6 @@
 // Attention, MLP and mixture-of-experts layers, and the packing that all layers share.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -8,12 +9,34 @@
 #include "ops/cpu/dense.h"
 
 namespace replayssm::cpu {
+namespace {
 
-Array<float> pack_floats(const Tensor& tensor) {
+// Vectors one behind another; absent ones are left out.
+std::vector<float> joined(std::initializer_list<const Tensor*> parts) {
+  std::vector<float> all;
+  for (const Tensor* part : parts) {
+    if (!*part) continue;
+    const auto values = part->to_floats();
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+// Absent when empty.
+Tensor view_of(const std::vector<float>& values) {
+  Tensor tensor;
+  tensor.shape = {static_cast<int64_t>(values.size())};
+  if (!values.empty()) tensor.data = reinterpret_cast<const std::byte*>(values.data());
+  return tensor;
+}
+
+}  // namespace
+
+Array<float> pack_floats(const Tensor& tensor, float scale) {
   if (!tensor) return {};
   const auto values = tensor.to_floats();
   Array<float> packed(static_cast<int64_t>(values.size()));
-  std::copy(values.begin(), values.end(), packed.data());
+  std::ranges::transform(values, packed.data(), [=](float value) { return value * scale; });
   return packed;
 }
 
@@ -37,17 +60,9 @@ AttentionLayer::AttentionLayer(const AttentionWeights& weights, Context& context
     : q_norm_(pack_floats(weights.q_norm)), k_norm_(pack_floats(weights.k_norm)) {
   const AttentionConfig& c = context.config.attention;
   // One bias vector for the stacked projection; a gate has none.
-  std::vector<float> bias;
-  if (weights.q_bias) {
-    for (const Tensor* part : {&weights.q_bias, &weights.k_bias, &weights.v_bias}) {
-      const auto values = part->to_floats();
-      bias.insert(bias.end(), values.begin(), values.end());
-    }
-    bias.resize(bias.size() + (weights.gate ? c.heads * c.head_dim : 0));
-  }
-  Tensor stacked;
-  stacked.shape = {static_cast<int64_t>(bias.size())};
-  stacked.data = bias.empty() ? nullptr : reinterpret_cast<const std::byte*>(bias.data());
+  std::vector<float> bias = joined({&weights.q_bias, &weights.k_bias, &weights.v_bias});
+  if (!bias.empty() && weights.gate) bias.resize(bias.size() + c.heads * c.head_dim);
+  const Tensor stacked = view_of(bias);
   in_proj_ = pack_linear({&weights.q, &weights.k, &weights.v, &weights.gate},
                          context.config.hidden_size, context, &stacked);
   out_proj_ = pack_linear({&weights.o}, c.heads * c.head_dim, context, &weights.o_bias);
@@ -105,9 +120,16 @@ void AttentionLayer::forward(int64_t index, const void* normed, float* delta,
   project(out_proj_, gated, delta, context);
 }
 
-MlpLayer::MlpLayer(const MlpWeights& weights, int64_t in_features, Context& context)
-    : up_(pack_linear({&weights.gate, &weights.up}, in_features, context, &weights.up_bias)),
-      intermediate_(weights.up.elements() / in_features) {
+MlpLayer::MlpLayer(const MlpWeights& weights, int64_t in_features, Context& context,
+                   float gate_scale)
+    : intermediate_(weights.up.elements() / in_features) {
+  const std::vector<float> bias = joined({&weights.gate_bias, &weights.up_bias});
+  const Tensor stacked = view_of(bias);
+  up_ = pack_linear({&weights.gate, &weights.up}, in_features, context, &stacked);
+  if (gate_scale != 1) {
+    gate_scale_ = Array<float>(intermediate_);
+    std::ranges::fill(gate_scale_, gate_scale);
+  }
   down_ = pack_linear({&weights.down}, intermediate_, context, &weights.down_bias);
 }
 
@@ -120,6 +142,9 @@ void MlpLayer::forward(const void* x, int64_t rows, float* y, Context& context) 
   }
   {
     const StageTimer timer(context.times.other);
+    if (gate_scale_.size()) {
+      scale_columns(up, up_.out_features(), gate_scale_.data(), rows, intermediate_, context.pool);
+    }
     if (context.config.activation == MlpActivation::kSwiGlu) {
       swiglu(up, rows, intermediate_, activated, context.dtype, context.pool);
     } else {

@@ -41,8 +41,9 @@ struct Context {
   int64_t tokens = 0;
   std::vector<int64_t> token_position;  // [tokens]
 
-  Scratch<float> hidden, normed_wide, projected, mixed, delta, expert_out, latent, b, g;
-  Scratch<std::byte> normed, conv_out, activated, gathered, latent_in;
+  Scratch<float> hidden, normed_wide, projected, raised, mixed, delta, second_delta, expert_out,
+      latent, b, g;
+  Scratch<std::byte> normed, conv_out, activated, gathered, latent_in, rounded;
   Scratch<float> workspace;
   Scratch<int32_t> expert;
   Scratch<float> expert_weight, router_logits;
@@ -65,8 +66,8 @@ class StageTimer {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// Copies fp32 parameters out of a tensor.
-Array<float> pack_floats(const Tensor& tensor);
+// Copies fp32 parameters out of a tensor, times `scale`.
+Array<float> pack_floats(const Tensor& tensor, float scale = 1);
 // Stacks projections of the same input into one product; absent ones are left out.
 Linear pack_linear(const std::vector<const Tensor*>& blocks, int64_t in_features, Context& context,
                    const Tensor* bias = nullptr);
@@ -83,7 +84,9 @@ class Mamba2Layer {
 
  private:
   Linear in_proj_, out_proj_;
-  Array<float> conv_weight_, conv_bias_, dt_bias_, a_, d_, norm_;
+  Array<float> conv_weight_, conv_bias_, dt_bias_, a_, d_;
+  Array<float> norm_;              // empty without a norm
+  Array<float> projection_scale_;  // of in_proj_'s columns; empty where all are 1
 };
 
 class GatedDeltaLayer {
@@ -94,6 +97,21 @@ class GatedDeltaLayer {
 
  private:
   Linear in_proj_, out_proj_;  // q | k | v | z | beta | alpha
+  Array<float> conv_weight_, dt_bias_, a_, norm_;
+};
+
+class KimiDeltaLayer {
+ public:
+  KimiDeltaLayer(const KimiDeltaWeights& weights, Context& context);
+  void forward(int64_t index, const void* normed, float* delta, Context& context) const;
+  int64_t weight_bytes() const;
+
+ private:
+  // The second product of a gate's two. down: rows `stride` apart; result: [tokens, inner].
+  const float* raise(const Linear& up, const float* down, int64_t stride, Context& context) const;
+
+  Linear in_proj_;  // q | k | v | beta | decay_down | gate_down
+  Linear decay_up_, gate_up_, out_proj_;
   Array<float> conv_weight_, dt_bias_, a_, norm_;
 };
 
@@ -109,10 +127,29 @@ class AttentionLayer {
   Array<float> q_norm_, k_norm_, inverse_frequency_;
 };
 
+// The keys and values of all heads are one latent vector and one shared vector per token: queries
+// are taken into the latent space and what they read is taken out of it, so that attention works on
+// the cached vectors as they are.
+class LatentAttentionLayer {
+ public:
+  LatentAttentionLayer(const LatentAttentionWeights& weights, Context& context);
+  // `index` counts the attention layers.
+  void forward(int64_t index, const void* normed, float* delta, Context& context) const;
+  int64_t weight_bytes() const;
+
+ private:
+  // q: [tokens, heads, query_dim], tokens `stride` apart; result: [tokens, heads, cached].
+  const float* absorb(const float* q, int64_t stride, Context& context) const;
+
+  Linear in_proj_, out_proj_;           // q | latent | shared
+  std::vector<Linear> key_, value_up_;  // per head: into the latent space, and out of it
+  Array<float> norm_;
+};
+
 class MlpLayer {
  public:
   MlpLayer() = default;
-  MlpLayer(const MlpWeights& weights, int64_t in_features, Context& context);
+  MlpLayer(const MlpWeights& weights, int64_t in_features, Context& context, float gate_scale = 1);
   // x: [rows, in_features] in the activation dtype; y: [rows, in_features].
   void forward(const void* x, int64_t rows, float* y, Context& context) const;
   int64_t weight_bytes() const { return up_.weight_bytes() + down_.weight_bytes(); }
@@ -121,6 +158,7 @@ class MlpLayer {
  private:
   Linear up_, down_;  // gate | up
   int64_t intermediate_ = 0;
+  Array<float> gate_scale_;  // of the gate's columns; empty where it is 1
 };
 
 class MoeLayer {

@@ -2,9 +2,11 @@
 // parts that several families store alike.
 #pragma once
 
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "model/families/family.h"
 #include "replayssm/ops.h"
@@ -31,6 +33,31 @@ void read_time_step_limit(const ConfigReader& reader, ConfigReader::Names names,
 void read_attention(const ConfigReader& reader, int64_t default_heads, int64_t default_kv_heads,
                     int64_t default_head_dim, AttentionConfig& attention);
 
+// rope_theta and rotary_dim, from rope_parameters, rope_scaling or the flat keys, which must agree.
+void read_rope(const ConfigReader& reader, double default_theta, double default_factor,
+               AttentionConfig& attention);
+
+// groups and top_groups, by the experts and top_k that are there; the names are for messages.
+void read_expert_groups(const ConfigReader& reader, ConfigReader::Names names,
+                        std::string_view experts_name, std::string_view top_k_name, MoeConfig& moe);
+
+// `count` numbers from 1e-6 to 1e6; empty when absent.
+std::vector<float> read_multipliers(const ConfigReader& reader, std::string_view name,
+                                    size_t count);
+float read_multiplier(const ConfigReader& reader, std::string_view name);  // 1 when absent
+
+// A choice between two kinds for every layer, and the key that makes it.
+struct LayerChoice {
+  std::string_view key;
+  std::vector<bool> layers;  // empty: the key is absent
+};
+// The list of names under `key`: true for those of `yes`, false for those of `no`.
+LayerChoice read_layer_names(const ConfigReader& reader, std::string_view key, int64_t layers,
+                             ConfigReader::Names yes, ConfigReader::Names no);
+// The first that is present; empty when none is. Refuses the file where two of them disagree.
+std::vector<bool> merge_choices(const ConfigReader& reader,
+                                std::initializer_list<LayerChoice> choices);
+
 // Where the tensors of a checkpoint are rooted.
 struct Roots {
   std::string body;       // stands before "layers."
@@ -48,10 +75,20 @@ void read_vocabulary(WeightReader& reader, const Roots& roots, const ModelConfig
 
 Mamba2Weights read_mamba2(WeightReader& reader, const std::string& prefix,
                           const ModelConfig& config);
+// Query, key, value and output projections with their biases.
+AttentionWeights read_plain_attention(WeightReader& reader, const std::string& prefix,
+                                      const ModelConfig& config);
+
+struct MlpNames {
+  std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";
+};
 MlpWeights read_mlp(WeightReader& reader, const std::string& prefix, int64_t width,
-                    int64_t intermediate, const ModelConfig& config);
+                    int64_t intermediate, const ModelConfig& config, const MlpNames& names = {});
 // Routed experts, one tensor each or fused over all experts.
 std::vector<MlpWeights> read_experts(WeightReader& reader, const std::string& prefix,
-                                     const ModelConfig& config);
+                                     const ModelConfig& config, const MlpNames& names = {});
+// `in` holds gate and up of every expert.
+std::vector<MlpWeights> read_fused_experts(WeightReader& reader, const std::string& in,
+                                           const std::string& down, const ModelConfig& config);
 
 }  // namespace replayssm

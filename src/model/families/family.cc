@@ -5,8 +5,9 @@
 namespace replayssm {
 namespace {
 
-std::array<std::span<const ModelFamily>, 3> all_families() {
-  return {mamba2_families(), nemotron_h_families(), qwen_families()};
+std::array<std::span<const ModelFamily>, 5> all_families() {
+  return {mamba2_families(), nemotron_h_families(), qwen_families(), mamba2_hybrid_families(),
+          kimi_families()};
 }
 
 const ModelFamily* find(std::string_view ModelFamily::* key, std::string_view value) {

@@ -22,7 +22,9 @@ struct ModelFamily {
   void (*read_weights)(WeightReader& reader, const ModelConfig& config, ModelWeights& weights);
 };
 
+std::span<const ModelFamily> kimi_families();
 std::span<const ModelFamily> mamba2_families();
+std::span<const ModelFamily> mamba2_hybrid_families();
 std::span<const ModelFamily> nemotron_h_families();
 std::span<const ModelFamily> qwen_families();
 

@@ -29,7 +29,7 @@ void read_hugging_face(const ConfigReader& reader, ModelConfig& config) {
   m.state_dim = reader.integer({"state_size"}, kStateDimRange, 128);
   m.norm_groups = 1;
   m.conv_bias = reader.flag({"use_conv_bias"}, true);
-  m.projection_bias = reader.flag({"use_bias"}, false);
+  m.projection_bias = m.output_bias = reader.flag({"use_bias"}, false);
   read_time_step_limit(reader, {"time_step_limit"}, m);
   const int64_t expand = reader.integer({"expand"}, {1, 64}, 2);
   if (m.inner() != expand * config.hidden_size) {
@@ -107,7 +107,7 @@ void read_original(const ConfigReader& reader, ModelConfig& config) {
   m.norm_groups = m.groups;
   m.state_dim = ssm->integer({"d_state"}, kStateDimRange, 128);
   m.conv_bias = ssm->flag({"conv_bias"}, true);
-  m.projection_bias = ssm->flag({"bias"}, false);
+  m.projection_bias = m.output_bias = ssm->flag({"bias"}, false);
   read_time_step_limit(*ssm, {"dt_limit"}, m);
   config.conv_kernel = ssm->integer({"d_conv"}, kKernelRange, 4);
   finish_config(*ssm, layers, config);

@@ -79,18 +79,7 @@ void read_moe(const ConfigReader& reader, MoeConfig& moe) {
   moe.shared_intermediate =
       reader.integer({"n_shared_experts"}, {0, 64}, 1) *
       reader.integer({"moe_shared_expert_intermediate_size"}, {0, kWidthRange.high}, 7688);
-  moe.groups = reader.integer({"n_group"}, {1, moe.experts}, 1);
-  moe.top_groups = reader.integer({"topk_group"}, {1, moe.groups}, 1);
-  check_divides(reader, "n_routed_experts", moe.experts, "n_group", moe.groups);
-  if (moe.groups > 1 && moe.experts / moe.groups < 2) {
-    reader.refuse("n_group", "groups of at least two experts", std::to_string(moe.groups));
-  }
-  const int64_t selectable = moe.experts / moe.groups * moe.top_groups;
-  if (moe.top_k > selectable) {
-    reader.refuse("num_experts_per_tok",
-                  concat("at most the ", selectable, " experts of topk_group groups"),
-                  std::to_string(moe.top_k));
-  }
+  read_expert_groups(reader, {"n_group"}, "n_routed_experts", "num_experts_per_tok", moe);
   moe.sigmoid_scores = true;
   moe.correction_bias = true;
   moe.renormalize = reader.flag({"norm_topk_prob"}, true);
@@ -105,7 +94,7 @@ void read_mamba(const ConfigReader& reader, ModelConfig& config) {
   m.norm_groups = m.groups;
   m.state_dim = reader.integer({"ssm_state_size"}, {1, kMaxStateDim}, 128);
   m.conv_bias = reader.flag({"use_conv_bias", "mamba_conv_bias"}, true);
-  m.projection_bias = reader.flag({"use_bias", "mamba_proj_bias"}, false);
+  m.projection_bias = m.output_bias = reader.flag({"use_bias", "mamba_proj_bias"}, false);
   read_time_step_limit(reader, {"time_step_limit", "mamba_dt_limit"}, m);
   check_divides(reader, "mamba_num_heads", m.heads, "n_groups", m.groups);
   config.conv_kernel = reader.integer({"conv_kernel", "mamba_d_conv"}, kKernelRange, 4);
@@ -143,31 +132,11 @@ void read_config(const ConfigReader& reader, ModelConfig& config) {
   }
   read_mamba(reader, config);
   read_attention(reader, 32, 8, 128, config.attention);
-  const auto has_mix = [&](ChannelMix mix) {
-    return std::ranges::count(config.layers, mix, &LayerConfig::channel_mix) > 0;
-  };
   const int64_t intermediate = reader.integer({"intermediate_size"}, kWidthRange, 21504);
-  if (has_mix(ChannelMix::kDense)) config.intermediate = intermediate;
-  if (has_mix(ChannelMix::kMoe)) read_moe(reader, config.moe);
+  if (config.has(ChannelMix::kDense)) config.intermediate = intermediate;
+  if (config.has(ChannelMix::kMoe)) read_moe(reader, config.moe);
   if (!reader.raw().contains("eos_token_id") && config.vocab_size > 2) config.eos_ids = {2};
   if (!reader.raw().contains("bos_token_id") && config.vocab_size > 1) config.bos_id = 1;
-}
-
-AttentionWeights read_attention_weights(WeightReader& reader, const std::string& prefix,
-                                        const ModelConfig& config) {
-  const AttentionConfig& a = config.attention;
-  const int64_t hidden = config.hidden_size;
-  const int64_t q = a.heads * a.head_dim, kv = a.kv_heads * a.head_dim;
-  AttentionWeights w;
-  w.q = reader.take(prefix + "q_proj.weight", {q, hidden});
-  w.k = reader.take(prefix + "k_proj.weight", {kv, hidden});
-  w.v = reader.take(prefix + "v_proj.weight", {kv, hidden});
-  w.o = reader.take(prefix + "o_proj.weight", {hidden, q});
-  w.q_bias = reader.take_if(a.bias, prefix + "q_proj.bias", {q});
-  w.k_bias = reader.take_if(a.bias, prefix + "k_proj.bias", {kv});
-  w.v_bias = reader.take_if(a.bias, prefix + "v_proj.bias", {kv});
-  w.o_bias = reader.take_if(a.bias, prefix + "o_proj.bias", {hidden});
-  return w;
 }
 
 MoeWeights read_moe_weights(WeightReader& reader, const std::string& prefix,
@@ -205,7 +174,7 @@ void read_weights(WeightReader& reader, const ModelConfig& config, ModelWeights&
     if (config.layers[i] == mixer_layer(Mixer::kMamba2)) {
       w.mamba2 = read_mamba2(reader, mixer, config);
     } else if (config.layers[i] == mixer_layer(Mixer::kAttention)) {
-      w.attention = read_attention_weights(reader, mixer, config);
+      w.attention = read_plain_attention(reader, mixer, config);
     } else if (config.layers[i] == channel_layer(ChannelMix::kDense)) {
       w.mlp = read_mlp(reader, mixer, config.hidden_size, config.intermediate, config);
     } else {

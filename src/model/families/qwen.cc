@@ -76,30 +76,6 @@ void read_layers(const ConfigReader& reader, ModelConfig& config) {
   }
 }
 
-void read_rope(const ConfigReader& reader, const ModelConfig& config, AttentionConfig& attention) {
-  double theta = reader.number({"rope_theta"}, 1, 1e12, is_next(config) ? 1e4 : 1e7);
-  double factor = reader.number({"partial_rotary_factor"}, 0, 1, 0.25);
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    const std::optional<ConfigReader> object = reader.object(key);
-    if (!object) continue;
-    for (const auto& [name, value] : object->raw().items()) {
-      if (value.is_object()) object->refuse(in_quotes(name), "a plain value", describe(value));
-    }
-    const ConfigReader rope(object->raw(), reader.file(), concat(key, "."), &reader);
-    rope.expect_text({"rope_type", "type"}, {"default", "mrope"});
-    theta = rope.number({"rope_theta"}, 1, 1e12, theta);
-    factor = rope.number({"partial_rotary_factor"}, 0, 1, factor);
-  }
-  attention.rope_theta = theta;
-  constexpr double kRounding = 1e-9;  // of head_dim * factor
-  attention.rotary_dim =
-      static_cast<int64_t>(static_cast<double>(attention.head_dim) * factor + kRounding);
-  if (attention.rotary_dim < 2 || attention.rotary_dim % 2 != 0) {
-    reader.refuse("partial_rotary_factor", "an even number of rotated dimensions",
-                  concat(factor, " of head_dim = ", attention.head_dim));
-  }
-}
-
 void read_gated_delta(const ConfigReader& reader, ModelConfig& config) {
   GatedDeltaConfig& g = config.gated_delta;
   g.key_heads = reader.integer({"linear_num_key_heads"}, kCountRange, 16);
@@ -122,7 +98,7 @@ void read_gated_attention(const ConfigReader& reader, ModelConfig& config) {
   if (reader.flag({"use_sliding_window"}, false)) {
     reader.refuse("use_sliding_window", "false", "true");
   }
-  read_rope(reader, config, a);
+  read_rope(reader, is_next(config) ? 1e4 : 1e7, 0.25, a);
 }
 
 void read_moe(const ConfigReader& reader, ModelConfig& config) {
@@ -149,13 +125,10 @@ void read_text_config(const ConfigReader& reader, ModelConfig& config) {
   read_layers(reader, config);
   read_gated_delta(reader, config);
   read_gated_attention(reader, config);
-  const auto has_mix = [&](ChannelMix mix) {
-    return std::ranges::count(config.layers, mix, &LayerConfig::channel_mix) > 0;
-  };
   const int64_t intermediate =
       reader.integer({"intermediate_size"}, kWidthRange, is_next(config) ? 5120 : 12288);
-  if (has_mix(ChannelMix::kDense)) config.intermediate = intermediate;
-  if (has_mix(ChannelMix::kMoe)) read_moe(reader, config);
+  if (config.has(ChannelMix::kDense)) config.intermediate = intermediate;
+  if (config.has(ChannelMix::kMoe)) read_moe(reader, config);
   config.mtp_layers = reader.integer({"mtp_num_hidden_layers"}, {0, 1}, 0);
   if (reader.flag({"mtp_use_dedicated_embeddings"}, false)) {
     reader.refuse("mtp_use_dedicated_embeddings", "false", "true");

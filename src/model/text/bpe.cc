@@ -69,6 +69,34 @@ Bpe::Bpe(const JsonField& model) {
   }
 }
 
+Bpe::Bpe(StringMap<int32_t> ranks) : by_bytes_(std::move(ranks)) {
+  const std::array<char32_t, 256> alphabet = byte_alphabet();
+  for (int byte = 0; byte < 256; ++byte) {
+    byte_ids_[byte] =
+        by_bytes_.find(std::string_view(std::string(1, static_cast<char>(byte))))->second;
+  }
+  struct Split {
+    int32_t left, right, merged;
+  };
+  std::vector<Split> splits;
+  for (const auto& [bytes, id] : by_bytes_) {
+    std::string token;
+    for (const char c : bytes) append_utf8(token, alphabet[static_cast<unsigned char>(c)]);
+    vocabulary_.emplace(std::move(token), id);
+    const std::string_view whole = bytes;
+    for (size_t at = 1; at < whole.size(); ++at) {
+      const auto left = by_bytes_.find(whole.substr(0, at));
+      const auto right = by_bytes_.find(whole.substr(at));
+      if (left == by_bytes_.end() || right == by_bytes_.end()) continue;
+      splits.push_back({left->second, right->second, id});
+    }
+  }
+  merges_.resize(std::bit_ceil(2 * splits.size() + 2), {kNoPair, {}});
+  for (const Split& split : splits) {
+    insert(pair_of(split.left, split.right), {split.merged, split.merged});
+  }
+}
+
 void Bpe::read_vocabulary(const JsonField& field) {
   if (!field.value().is_object() || field.value().empty()) {
     field.reject("expected an object of tokens and ids");

@@ -24,6 +24,9 @@ class Bpe {
  public:
   // `model` is the member of that name of tokenizer.json.
   explicit Bpe(const JsonField& model);
+  // Ids by bytes, single bytes among them: two neighbours merge where their bytes together are a
+  // token, whose id is the rank.
+  explicit Bpe(StringMap<int32_t> ranks);
 
   // Appends the ids of `piece`, any bytes.
   void encode(std::string_view piece, std::vector<int32_t>& ids) const;
@@ -51,7 +54,7 @@ class Bpe {
   void merge_long(std::vector<int32_t>& symbols) const;
 
   StringMap<int32_t> vocabulary_;
-  StringMap<int32_t> by_bytes_;  // filled for ignore_merges: whole pieces that are tokens
+  StringMap<int32_t> by_bytes_;  // filled where whole pieces that are tokens need no merges
   std::array<int32_t, 256> byte_ids_;
   std::optional<int32_t> unknown_id_;
   bool fuse_unknown_ = false;

@@ -10,6 +10,7 @@ namespace replayssm::text {
 
 class PostProcessor {
  public:
+  PostProcessor() = default;  // adds none
   // `root` is tokenizer.json; its member post_processor may be null or missing.
   explicit PostProcessor(const JsonField& root);
 

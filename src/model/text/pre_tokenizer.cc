@@ -109,6 +109,10 @@ PreTokenizer::PreTokenizer(const JsonField& field) {
   if (!is_byte_level_) field.reject("expected a ByteLevel step: only byte-level BPE is supported");
 }
 
+PreTokenizer::PreTokenizer(Regex pattern) : is_byte_level_(true) {
+  steps_.push_back({std::move(pattern), SplitBehavior::kIsolated});
+}
+
 void PreTokenizer::read(const JsonField& field) {
   const std::string& type = field["type"].as_string();
   if (is_byte_level_) field.reject(concat("unsupported \"", type, "\" after ByteLevel"));

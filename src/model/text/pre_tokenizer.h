@@ -18,6 +18,8 @@ class PreTokenizer {
  public:
   // `field` is the member pre_tokenizer of tokenizer.json.
   explicit PreTokenizer(const JsonField& field);
+  // The matches of `pattern` and what lies between them.
+  explicit PreTokenizer(Regex pattern);
 
   // Cuts texts for one caller. Pieces live as long as this and the texts.
   class Session {

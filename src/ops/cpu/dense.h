@@ -50,6 +50,10 @@ void relu_squared(const float* x, int64_t rows, int64_t dim, void* y, DType dtyp
 // y += scale * x over `count` values.
 void add_scaled(const float* x, float scale, int64_t count, float* y, ThreadPool& pool);
 
+// x[r, i] *= scale[i]. x: [rows, dim], rows row_stride apart; scale: [dim].
+void scale_columns(float* x, int64_t row_stride, const float* scale, int64_t rows, int64_t dim,
+                   ThreadPool& pool);
+
 // out[r] = table[ids[r]] * scale. table: [vocab, dim] in `dtype`; out: [rows, dim].
 void embed(const void* table, DType dtype, const int32_t* ids, int64_t rows, int64_t dim,
            float scale, float* out, ThreadPool& pool);
@@ -67,7 +71,7 @@ void rotary(float* x, int64_t row_stride, const int64_t* position, const float* 
 // The keys and values of one attention layer: blocks of `block_size` tokens.
 struct KvCache {
   void* k = nullptr;  // [blocks, kv_heads, block_size, head_dim] in `dtype`
-  void* v = nullptr;  // the same
+  void* v = nullptr;  // the same; may be k itself, then every value is its key
   DType dtype = DType::kFloat32;
   int64_t block_size = 0;
   int64_t kv_heads = 0;

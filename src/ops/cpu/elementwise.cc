@@ -77,6 +77,17 @@ void AddScaled(const float* x, float scale, float* y, int64_t begin, int64_t end
   });
 }
 
+void ScaleColumns(float* x, int64_t row_stride, const float* scale, int64_t dim, int64_t begin,
+                  int64_t end) {
+  const hn::ScalableTag<float> d;
+  for (int64_t r = begin; r < end; ++r) {
+    float* row = x + r * row_stride;
+    ForVectors(d, static_cast<size_t>(dim), [&](size_t i, auto n) HWY_ATTR {
+      StoreF32N(hn::Mul(LoadF32N(d, row + i, n), LoadF32N(d, scale + i, n)), d, row + i, n);
+    });
+  }
+}
+
 void EmbedRows(const void* table, DType dtype, const int32_t* ids, int64_t dim, float scale,
                float* out, int64_t begin, int64_t end) {
   const hn::ScalableTag<float> d;
@@ -106,6 +117,7 @@ HWY_EXPORT(ReluSquaredRows);
 HWY_EXPORT(ConvertRows);
 HWY_EXPORT(SigmoidGateRows);
 HWY_EXPORT(AddScaled);
+HWY_EXPORT(ScaleColumns);
 HWY_EXPORT(EmbedRows);
 
 }  // namespace
@@ -127,6 +139,14 @@ void relu_squared(const float* x, int64_t rows, int64_t dim, void* y, DType dtyp
 void add_scaled(const float* x, float scale, int64_t count, float* y, ThreadPool& pool) {
   parallel_rows(pool, count, 1, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(AddScaled)(x, scale, y, begin, end);
+  });
+}
+
+void scale_columns(float* x, int64_t row_stride, const float* scale, int64_t rows, int64_t dim,
+                   ThreadPool& pool) {
+  REPLAYSSM_CHECK(rows <= 1 || row_stride >= dim, "row_stride=", row_stride, " dim=", dim);
+  parallel_rows(pool, rows, dim, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(ScaleColumns)(x, row_stride, scale, dim, begin, end);
   });
 }
 
