@@ -1,0 +1,83 @@
+#include "ops/cuda/recurrent.h"
+
+#include "core/check.h"
+#include "ops/cuda/step_instances.h"
+#include "ops/cuda/step_launch.h"
+
+namespace replayssm::cuda {
+namespace {
+
+void check_step(const RecurrentStepParams& p) {
+  const auto& s = p.shape;
+  REPLAYSSM_CHECK(s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0, "heads=", s.heads,
+                  " key_heads=", s.key_heads);
+  REPLAYSSM_CHECK(s.head_dim > 0 && s.head_dim % kPassRows == 0, "head_dim=", s.head_dim);
+  REPLAYSSM_CHECK(p.batch.ring.max_window == 1 && p.batch.parent == nullptr,
+                  "windows of one token only, max_window=", p.batch.ring.max_window);
+  REPLAYSSM_CHECK(p.state.checkpoint && p.state.ring_v && p.state.ring_k && p.state.ring_b,
+                  "a state without memory");
+  const bool kda = s.family == Family::kKimiDelta;
+  REPLAYSSM_CHECK(kda ? p.state.ring_gate && p.channel_gate.scale && p.channel_gate.bias
+                      : p.state.ring_g != nullptr,
+                  "a state without gates");
+  REPLAYSSM_CHECK(p.rounding.seed == nullptr, "stochastic rounding is not computed here");
+}
+
+template <Family kFamily>
+void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, int64_t blocks,
+                   cudaStream_t stream) {
+  switch (p.state.activation_dtype) {
+    case DType::kBFloat16:
+      return launch_step<kFamily, DType::kBFloat16>(p, launch, blocks, stream);
+    case DType::kFloat16: return launch_step<kFamily, DType::kFloat16>(p, launch, blocks, stream);
+    case DType::kFloat32: return launch_step<kFamily, DType::kFloat32>(p, launch, blocks, stream);
+    default: fail("recurrent_step: activations in ", dtype_name(p.state.activation_dtype));
+  }
+}
+
+void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_all,
+            const int32_t* target_slot, cudaStream_t stream) {
+  check_step(p);
+  const auto& s = p.shape;
+  REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
+                      s.head_dim % (config.slices * kPassRows) == 0 &&
+                      (config.heads == 1 || config.slices == 1) && config.warps >= 1 &&
+                      config.warps <= kMaxWarps && config.depth >= 1,
+                  to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
+  if (p.batch.sequences == 0) return;
+  StepLaunch launch;
+  launch.config = config;
+  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, config, 1);
+  launch.blocks_per_sequence = static_cast<int>(s.heads / config.heads * config.slices);
+  launch.fold_all = fold_all;
+  launch.target_slot = target_slot;
+  const int64_t blocks = p.batch.sequences * launch.blocks_per_sequence;
+  switch (s.family) {
+    case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, blocks, stream);
+    case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, blocks, stream);
+    case Family::kKimiDelta: return launch_family<Family::kKimiDelta>(p, launch, blocks, stream);
+  }
+}
+
+}  // namespace
+
+void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
+                    cudaStream_t stream) {
+  launch(params, config, false, nullptr, stream);
+}
+
+void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream) {
+  launch(params, choose_launch(describe(params), device), false, nullptr, stream);
+}
+
+void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream) {
+  RecurrentStepParams step;
+  step.shape = params.shape;
+  step.batch = params.batch;
+  step.state = params.state;
+  step.channel_gate = params.channel_gate;
+  step.rounding = params.rounding;
+  launch(step, choose_launch(describe(step), device), true, params.target_slot, stream);
+}
+
+}  // namespace replayssm::cuda

@@ -1,0 +1,16 @@
+// One launch of the step kernel.
+#pragma once
+
+#include "ops/cuda/step_layout.h"
+
+namespace replayssm::cuda {
+
+struct StepLaunch {
+  LaunchConfig config;
+  StepLayout layout;
+  int blocks_per_sequence = 0;
+  bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
+  const int32_t* target_slot = nullptr;  // of fold_all; null: in place
+};
+
+}  // namespace replayssm::cuda
