@@ -83,10 +83,13 @@ struct RecurrentState {
   ReadCopy read_copy;
 };
 
-// Stochastic rounding of a 16-bit checkpoint, unbiased. The random bits of an element are
+// Stochastic rounding of a 16-bit checkpoint, unbiased. Every state row is cut into groups of 8
+// columns, ceil(K / 8) of them, counted through the rows of the slot. The random bits of a group are
 // philox4x32_10(key = seed[slot], counter = (low and high word of the token counter behind the last
-// stored token, stream, index of the row's group of 8 elements within the slot)): they depend on
-// the sequence, its position and the element, on nothing else.
+// stored token, stream, group)): they depend on the sequence, its position and the element, on
+// nothing else. Column c of a group has the low (c even) or high half of word c / 2. It rounds away
+// from zero where floor(2^16 f) + bits >= 2^16, with f its distance from the next value towards
+// zero in units of the gap.
 struct StochasticRounding {
   const uint64_t* seed = nullptr;  // [slots]; null: round to nearest even
   uint32_t stream = 0;             // distinct in every layer

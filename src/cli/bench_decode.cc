@@ -13,7 +13,7 @@
 #include "cli/progress.h"
 #include "cli/setup.h"
 #include "core/check.h"
-#include "engine/philox.h"
+#include "core/philox.h"
 #include "engine/rows.h"
 #include "engine/sampler.h"
 

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "core/check.h"
-#include "engine/philox.h"
+#include "core/philox.h"
 
 namespace replayssm {
 namespace {

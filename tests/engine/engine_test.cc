@@ -10,7 +10,7 @@
 
 #include "core/check.h"
 #include "engine/fake_model.h"
-#include "engine/philox.h"
+#include "core/philox.h"
 
 namespace replayssm {
 namespace {

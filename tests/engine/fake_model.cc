@@ -5,7 +5,7 @@
 #include <set>
 
 #include "core/check.h"
-#include "engine/philox.h"
+#include "core/philox.h"
 #include "replay/cursor.h"
 
 namespace replayssm::testing {

@@ -57,8 +57,9 @@ const std::byte* convolve(int64_t index, const float* x, int64_t x_stride, int64
 
 // Runs the decoding sequences of the batch through the ring and the prefilling ones in chunks.
 // Element offsets of v, k and q within rows of `stride` elements of the convolution's output.
+// `skip`: per head, may be null.
 float* recur(int64_t index, const std::byte* conv_out, int64_t stride, int64_t v, int64_t k,
-             int64_t q, Context& context) {
+             int64_t q, const float* skip, Context& context) {
   const StageTimer timer(context.times.ssm);
   RecurrentPrefillParams p;
   p.shape = recurrent_shape(context.config);
@@ -71,6 +72,7 @@ float* recur(int64_t index, const std::byte* conv_out, int64_t stride, int64_t v
   p.v_stride = p.k_stride = p.q_stride = stride;
   p.b = context.b.get(0);
   p.g = context.g.get(0);
+  p.skip = skip;
   float* o = context.mixed.get(context.tokens * p.shape.heads * p.shape.head_dim);
   p.o = o;
   float* workspace = context.workspace.get(
@@ -130,11 +132,11 @@ void Mamba2Layer::forward(int64_t index, const void* normed, float* delta, Conte
                   .g = context.g.get(tokens * c.heads)},
                  context.pool);
   }
-  float* y = recur(index, xbc, channels, 0, inner, inner + c.groups * c.state_dim, context);
+  float* y =
+      recur(index, xbc, channels, 0, inner, inner + c.groups * c.state_dim, d_.data(), context);
   std::byte* gated = context.activated.get(tokens * inner * context.element_bytes());
   {
     const StageTimer timer(context.times.norm);
-    add_skip(xbc, context.dtype, channels, d_.data(), tokens, c.heads, c.head_dim, y, context.pool);
     gated_rms_norm({.x = y,
                     .gate = z_xbc_dt,
                     .gate_stride = rows,
@@ -183,7 +185,7 @@ void GatedDeltaLayer::forward(int64_t index, const void* normed, float* delta,
                  .g = context.g.get(tokens * c.value_heads)},
                 context.pool);
   }
-  const float* o = recur(index, qkv, channels, 2 * keys, keys, 0, context);
+  const float* o = recur(index, qkv, channels, 2 * keys, keys, 0, nullptr, context);
   std::byte* gated = context.activated.get(tokens * inner * context.element_bytes());
   {
     const StageTimer timer(context.times.norm);

@@ -1,10 +1,9 @@
-// Gates of the recurrence, and the skip connection behind it. A few values per head and token:
+// Gates of the recurrence with a scalar decay. A few values per head and token:
 // plain loops in the precision that libm gives.
 
 #include <algorithm>
 #include <cmath>
 
-#include "core/dispatch.h"
 #include "ops/cpu/recurrent.h"
 
 namespace replayssm::cpu {
@@ -36,22 +35,6 @@ void delta_gates(const DeltaGateParams& p, ThreadPool& pool) {
         p.g[t * p.heads + h] = p.a[h] * softplus(p.alpha[t * p.stride + h] + p.dt_bias[h]);
       }
     }
-  });
-}
-
-void add_skip(const void* x, DType dtype, int64_t x_stride, const float* d, int64_t tokens,
-              int64_t heads, int64_t head_dim, float* o, ThreadPool& pool) {
-  dispatch_float(dtype, [&]<class T>() {
-    pool.for_ranges(tokens, [&](int64_t begin, int64_t end, int) {
-      for (int64_t t = begin; t < end; ++t) {
-        const T* row = static_cast<const T*>(x) + t * x_stride;
-        float* out = o + t * heads * head_dim;
-        for (int64_t h = 0; h < heads; ++h) {
-          for (int64_t i = 0; i < head_dim; ++i)
-            out[h * head_dim + i] += d[h] * to_float(row[h * head_dim + i]);
-        }
-      }
-    });
   });
 }
 

@@ -23,8 +23,11 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using replayssm::HWY_NAMESPACE::ExpF32;
+using replayssm::HWY_NAMESPACE::ForVectors;
 using replayssm::HWY_NAMESPACE::LoadF32;
 using replayssm::HWY_NAMESPACE::LoadF32N;
+using replayssm::HWY_NAMESPACE::SigmoidF32;
+using replayssm::HWY_NAMESPACE::SiluF32;
 using replayssm::HWY_NAMESPACE::StoreF32;
 using replayssm::HWY_NAMESPACE::StoreF32N;
 
@@ -102,6 +105,18 @@ HWY_INLINE V dot_memory(const float* x, const float* y, int64_t count) {
   if (i < n) even = hn::MulAdd(hn::Load(d, x + i), hn::Load(d, y + i), even);
   return hn::SumOfLanes(d, hn::Add(even, odd));
 }
+
+// A row's decay: one number, or one per column.
+template <Family kFamily>
+HWY_INLINE auto decays(const StepScratch& m, const HeadScratch& head, int64_t j) {
+  if constexpr (kFamily == Family::kKimiDelta) {
+    return static_cast<const float*>(head.a + j * m.width);
+  } else {
+    return head.a[j];
+  }
+}
+HWY_INLINE V load_decay(float decay, int64_t) { return hn::Set(D(), decay); }
+HWY_INLINE V load_decay(const float* decay, int64_t x) { return hn::Load(D(), decay + x); }
 
 // Asks for `count` elements at p, some hundred nanoseconds before they are read.
 template <class T>

@@ -50,8 +50,4 @@ struct DeltaGateParams {
 };
 void delta_gates(const DeltaGateParams& params, ThreadPool& pool);
 
-// o[t, h, :] += d[h] * x[t, h, :]; x in the activation dtype, tokens x_stride apart.
-void add_skip(const void* x, DType dtype, int64_t x_stride, const float* d, int64_t tokens,
-              int64_t heads, int64_t head_dim, float* o, ThreadPool& pool);
-
 }  // namespace replayssm::cpu

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/check.h"
 #include "replay/cursor.h"
 #include "replayssm/ops.h"
 
@@ -73,11 +72,29 @@ class BlockList {
   int64_t sequences_, key_heads_, heads_per_key_ = 1, parts_ = 1;
 };
 
+// The rows that a block replays, oldest first: ring rows, then the window.
+struct Replay {
+  int64_t rows = 0;      // all of them
+  int64_t window = 0;    // the last ones: this step's tokens
+  int64_t stored = 0;    // the first ones: their effect goes into the checkpoint
+  int64_t replayed = 0;  // the first ones: run through the state in registers, at least `stored`
+  const int32_t* parent = nullptr;  // [window], null: a chain
+
+  int64_t first_of_window() const { return rows - window; }
+  // The row that row j follows.
+  int64_t before(int64_t j) const {
+    return parent == nullptr || j < first_of_window()
+               ? j - 1
+               : first_of_window() + parent[j - first_of_window()];
+  }
+};
+
 // What recurrent_step needs of one value head.
 struct HeadScratch {
   float *v, *o;  // [rows, height], [window, height]
   float* t;      // [window, width]
-  float *a, *b;  // [rows]
+  float* a;      // [rows]; Kimi Delta: [rows, width]
+  float* b;      // [rows]
   float* c;      // [window, rows]
 };
 
@@ -96,7 +113,7 @@ struct StepScratch {
       heads[h] = {.v = carver.take(rows * height),
                   .o = carver.take(window * height),
                   .t = carver.take(window * width),
-                  .a = carver.take(rows),
+                  .a = carver.take(shape.family == Family::kKimiDelta ? rows * width : rows),
                   .b = carver.take(rows),
                   .c = carver.take(window * rows)};
     floats = carver.used();
@@ -145,26 +162,23 @@ struct PrefillScratch {
   int64_t floats;  // of all of them
 };
 
-template <class Fn>
-decltype(auto) dispatch_family(Family family, Fn&& fn) {
-  if (family == Family::kMamba2) return fn.template operator()<Family::kMamba2>();
-  return fn.template operator()<Family::kGatedDelta>();
-}
+// Tokens that the prefill of Kimi Delta takes together: their keys and decays stay in the
+// first-level cache.
+inline constexpr int64_t kPiece = 16;
 
-inline void check_recurrent(const RecurrentShape& shape, const SequenceBatch& batch,
-                            const RecurrentState& state) {
-  REPLAYSSM_CHECK(shape.family != Family::kKimiDelta && batch.parent == nullptr &&
-                      state.read_copy.data == nullptr,
-                  "not on this backend yet");
-  REPLAYSSM_CHECK(shape.heads > 0 && shape.key_heads > 0 && shape.heads % shape.key_heads == 0,
-                  "heads=", shape.heads, " key_heads=", shape.key_heads);
-  REPLAYSSM_CHECK(shape.head_dim > 0, "head_dim=", shape.head_dim);
-  REPLAYSSM_CHECK(shape.state_dim > 0 && shape.state_dim <= kMaxStateDim,
-                  "state_dim=", shape.state_dim, ", at most ", kMaxStateDim);
-  REPLAYSSM_CHECK(batch.sequences >= 0, "sequences=", batch.sequences);
-  REPLAYSSM_CHECK(batch.ring.buffer_len >= 1 && batch.ring.max_window >= 1,
-                  "buffer_len=", batch.ring.buffer_len, " max_window=", batch.ring.max_window);
-  REPLAYSSM_CHECK(state.checkpoint != nullptr, "no checkpoint memory");
-}
+// Scratch of one thread for recurrent_prefill of Kimi Delta.
+struct PieceScratch {
+  PieceScratch(float* memory, const RecurrentShape& shape)
+      : step(memory, shape, {.buffer_len = 1, .max_window = kPiece}) {
+    Carver carver(memory ? memory + step.floats : nullptr);
+    state = carver.take(std::min(kBlockHeads, shape.heads / shape.key_heads) * shape.head_dim *
+                        shape.state_dim);
+    floats = step.floats + carver.used();
+  }
+
+  StepScratch step;
+  float* state;    // [heads of the block, head_dim, state_dim]
+  int64_t floats;  // of all of them
+};
 
 }  // namespace replayssm::cpu

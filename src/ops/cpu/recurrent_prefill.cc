@@ -1,4 +1,5 @@
-// Long windows of the recurrence, in chunks of matrix products: linear in the window's length.
+// Long windows of Mamba-2 and Gated Delta, in chunks of matrix products: linear in the window's
+// length.
 //
 // Within a chunk let D_ij be the log decay from just after token j up to token i and L_i that from
 // the chunk's start. With U the values as written (b v for Mamba-2; for the gated delta rule the
@@ -15,14 +16,14 @@
 #include <cmath>
 
 #include "core/dispatch.h"
-#include "ops/cpu/recurrent.h"
-#include "ops/cpu/recurrent_blocks.h"
+#include "ops/cpu/recurrent_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/recurrent_prefill.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "ops/cpu/recurrent-inl.h"
+#include "ops/cpu/recurrent_output-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
@@ -121,11 +122,7 @@ class PrefillBlock {
 
   void run() {
     const int64_t heads = block_.head_end - block_.head_begin;
-    if (slot_ < 0) {
-      for (int64_t t = first_; t < first_ + window_; ++t)
-        std::fill_n(output(t, block_.head_begin), heads * p_.shape.head_dim, 0.0f);
-      return;
-    }
+    if (slot_ < 0) return clear_outputs(p_, block_, first_, window_);
     if (window_ == 0) return;
     for (int64_t h = 0; h < heads; ++h) load_state(h);
     for (int64_t t = 0; t < window_; t += kChunk) {
@@ -139,9 +136,6 @@ class PrefillBlock {
 
  private:
   bool is_delta() const { return p_.shape.family == Family::kGatedDelta; }
-  float* output(int64_t token, int64_t head) const {
-    return static_cast<float*>(p_.o) + (token * p_.shape.heads + head) * p_.shape.head_dim;
-  }
   float* state(int64_t h) const { return m_.state + h * m_.width * m_.height; }
 
   template <class Fn>
@@ -251,7 +245,7 @@ class PrefillBlock {
     }
     multiply_triangular(m_.mix, kChunk, m_.u, count_, m_.height, true, m_.o);
     for (int64_t i = 0; i < count_; ++i)
-      std::copy_n(m_.o + i * m_.height, p_.shape.head_dim, output(token_ + i, head));
+      write_output<ActT>(p_, token_ + i, head, m_.o + i * m_.height);
 
     const float* last = m_.decay + (count_ - 1) * kChunk;
     for (int64_t j = 0; j < count_; ++j) scale_row(last[j], m_.height, m_.u + j * m_.height);
@@ -282,23 +276,7 @@ namespace replayssm::cpu {
 
 HWY_EXPORT(prefill_block);
 
-int64_t recurrent_workspace_bytes(const RecurrentShape& shape, const RingConfig& ring,
-                                  int threads) {
-  const int64_t floats =
-      std::max(StepScratch(nullptr, shape, ring).floats, PrefillScratch(nullptr, shape).floats);
-  return floats * threads * static_cast<int64_t>(sizeof(float));
-}
-
-void recurrent_prefill(const RecurrentPrefillParams& params, void* workspace, ThreadPool& pool) {
-  check_recurrent(params.shape, params.batch, params.state);
-  const int64_t scratch = PrefillScratch(nullptr, params.shape).floats;
-  const BlockList blocks(params.batch.sequences, params.shape, pool.size());
-  const auto kernel = HWY_DYNAMIC_DISPATCH(prefill_block);
-  pool.for_ranges(blocks.count(), [&](int64_t begin, int64_t end, int thread) {
-    float* memory = static_cast<float*>(workspace) + thread * scratch;
-    for (int64_t i = begin; i < end; ++i) kernel(params, blocks[i], memory);
-  });
-}
+PrefillKernel chunked_prefill_kernel() { return HWY_DYNAMIC_DISPATCH(prefill_block); }
 
 }  // namespace replayssm::cpu
 #endif  // HWY_ONCE

@@ -15,14 +15,6 @@ HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
 namespace HWY_NAMESPACE {
 
-// The rows that a block replays, oldest first: ring rows, then the window.
-struct Replay {
-  int64_t rows = 0;    // all of them
-  int64_t window = 0;  // the last ones: this step's tokens
-  int64_t stored = 0;  // the first ones: their effect goes into the checkpoint
-  int64_t first_of_window() const { return rows - window; }
-};
-
 // Fetches the state ahead of where it is read. States of heads and of neighbouring slots follow one
 // another in memory, so what comes next is what lies behind. Reading keeps a short distance; phases
 // that compute without reading run further ahead, so that memory is busy meanwhile.
@@ -53,32 +45,45 @@ class Prefetcher {
   uintptr_t next_ = 0;
 };
 
-// s <- the recurrence's next state for kRows rows that share k.
-template <Family kFamily, size_t kVecs, size_t kRows>
-HWY_INLINE void update_rows(float a, float b, const float* v, const float* k,
+// s <- the recurrence's next state for kRows rows that share k. Decay: a float, or a float per
+// column.
+template <Family kFamily, size_t kVecs, size_t kRows, class Decay>
+HWY_INLINE void update_rows(Decay a, float b, const float* v, const float* k,
                             const RowWidth<kVecs>& width, Row<kVecs>* s) {
   const D d;
-  const auto decay = hn::Set(d, a);
   V write[kRows];
-  for (size_t r = 0; r < kRows; ++r) {
-    if constexpr (kFamily == Family::kMamba2) {
-      write[r] = hn::Set(d, b * v[r]);
-    } else {
-      const auto known = hn::Mul(decay, dot(s[r], k, width));
-      write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), known));
+  if constexpr (kFamily == Family::kKimiDelta) {
+    for (size_t i = 0; i < width.vecs(); ++i) {
+      for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::Mul(load_decay(a, i * kLanes), s[r].v[i]);
     }
-  }
-  for (size_t i = 0; i < width.vecs(); ++i) {
-    const auto key = hn::Load(d, k + i * kLanes);
     for (size_t r = 0; r < kRows; ++r)
-      s[r].v[i] = hn::MulAdd(write[r], key, hn::Mul(decay, s[r].v[i]));
+      write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), dot(s[r], k, width)));
+    for (size_t i = 0; i < width.vecs(); ++i) {
+      for (size_t r = 0; r < kRows; ++r)
+        s[r].v[i] = hn::MulAdd(write[r], hn::Load(d, k + i * kLanes), s[r].v[i]);
+    }
+  } else {
+    const auto decay = hn::Set(d, a);
+    for (size_t r = 0; r < kRows; ++r) {
+      if constexpr (kFamily == Family::kMamba2) {
+        write[r] = hn::Set(d, b * v[r]);
+      } else {
+        const auto known = hn::Mul(decay, dot(s[r], k, width));
+        write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), known));
+      }
+    }
+    for (size_t i = 0; i < width.vecs(); ++i) {
+      const auto key = hn::Load(d, k + i * kLanes);
+      for (size_t r = 0; r < kRows; ++r)
+        s[r].v[i] = hn::MulAdd(write[r], key, hn::Mul(decay, s[r].v[i]));
+    }
   }
 }
 
 // Replays rows in registers and stores the state after `stored` of them.
 //   kReplayAll (conventional, state_and_output): all rows, and the window's outputs are read off
-//   them. Otherwise (output_only): the stored rows, then S t is added to every output of the
-//   window.
+//   them. Otherwise (output_only, trees): the first `replayed`, then S t is added to every output
+//   of the window.
 template <Family kFamily, bool kReplayAll, size_t kVecs, size_t kRows, class StateT>
 HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const HeadScratch& head,
                             const RowWidth<kVecs>& width, int64_t state_dim, StateT* state,
@@ -88,11 +93,11 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
   // Twice what is read: the distance is made up where nothing was fetched ahead.
   prefetcher.reading(state + row * state_dim, 2 * kRows * state_dim * sizeof(StateT));
   const int64_t first = replay.first_of_window();
-  const int64_t replayed = kReplayAll ? replay.rows : replay.stored;
+  const int64_t replayed = kReplayAll ? replay.rows : replay.replayed;
   for (int64_t j = 0; j < replayed; ++j) {
     if (j > 0) prefetcher.computing(state + row * state_dim);
-    update_rows<kFamily, kVecs, kRows>(head.a[j], head.b[j], head.v + j * m.height + row,
-                                       m.k + j * m.width, width, s);
+    update_rows<kFamily, kVecs, kRows>(decays<kFamily>(m, head, j), head.b[j],
+                                       head.v + j * m.height + row, m.k + j * m.width, width, s);
     if (kReplayAll && j >= first) {
       float* o = head.o + (j - first) * m.height + row;
       for (size_t r = 0; r < kRows; ++r)
@@ -133,7 +138,7 @@ void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch&
   constexpr int64_t kVectors = kVecs > 0 ? kVecs : 2 * kRegisters;
   constexpr int64_t kTokenRows = std::clamp<int64_t>(kRegisters / kVectors, 1, 2);
   constexpr int64_t kChainRows = std::clamp<int64_t>(2 * kRegisters / kVectors, 1, 4);
-  if ((kReplayAll ? replay.rows : replay.stored) > 1) {
+  if ((kReplayAll ? replay.rows : replay.replayed) > 1) {
     stream_by<kFamily, kReplayAll, kVecs, kChainRows>(replay, m, head, shape, state, prefetcher);
   } else {
     stream_by<kFamily, kReplayAll, kVecs, kTokenRows>(replay, m, head, shape, state, prefetcher);

@@ -1,0 +1,52 @@
+// Kimi Delta's decays from raw gates, compiled once per instruction set (included after
+// foreach_target.h).
+#if defined(REPLAYSSM_OPS_CPU_CHANNEL_GATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef REPLAYSSM_OPS_CPU_CHANNEL_GATE_INL_H_
+#undef REPLAYSSM_OPS_CPU_CHANNEL_GATE_INL_H_
+#else
+#define REPLAYSSM_OPS_CPU_CHANNEL_GATE_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "ops/cpu/recurrent-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace replayssm::cpu {
+namespace HWY_NAMESPACE {
+
+// log(1 + e^x), with the relative precision of x's own where it is small.
+HWY_INLINE V Softplus(V x) {
+  const D d;
+  const auto rest = hn::Log1p(d, ExpF32(d, hn::Neg(hn::Abs(x))));
+  return hn::Add(hn::Max(x, hn::Zero(d)), rest);
+}
+
+// a = the decays of one head's columns, in a scratch row of `width` floats.
+template <class T>
+void channel_decays(const T* raw, int64_t count, int64_t width, const ChannelGate& gate,
+                    int64_t head, float* a) {
+  const D d;
+  const float* bias = gate.bias + head * count;
+  const auto scale = hn::Set(d, gate.scale[head]);
+  const auto bound = hn::Set(d, gate.lower_bound);
+  const auto store = [&](int64_t i, V x) {
+    const auto log_decay = gate.lower_bound < 0
+                               ? hn::Mul(bound, SigmoidF32(d, hn::Neg(hn::Mul(scale, x))))
+                               : hn::Mul(scale, Softplus(x));
+    hn::Store(ExpF32(d, log_decay), d, a + i);
+  };
+  ForVectors(d, static_cast<size_t>(count), [&](size_t i, auto n) {
+    store(static_cast<int64_t>(i), hn::Add(LoadF32N(d, raw + i, n), LoadF32N(d, bias + i, n)));
+  });
+  // Padding meets keys that are zero there; it must be finite.
+  const auto lanes = static_cast<int64_t>(kLanes);
+  for (int64_t i = (count + lanes - 1) / lanes * lanes; i < width; i += lanes)
+    hn::Store(hn::Zero(d), d, a + i);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace replayssm::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

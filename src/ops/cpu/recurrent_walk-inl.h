@@ -1,0 +1,93 @@
+// Queries walked back through the rows that are not in the state, compiled once per instruction set
+// (included after foreach_target.h).
+#if defined(REPLAYSSM_OPS_CPU_RECURRENT_WALK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef REPLAYSSM_OPS_CPU_RECURRENT_WALK_INL_H_
+#undef REPLAYSSM_OPS_CPU_RECURRENT_WALK_INL_H_
+#else
+#define REPLAYSSM_OPS_CPU_RECURRENT_WALK_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "ops/cpu/recurrent-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace replayssm::cpu {
+namespace HWY_NAMESPACE {
+
+// k . q for every row that the walk of a window row visits.
+inline void multiply_keys(const Replay& replay, const StepScratch& m) {
+  for (int64_t i = 0; i < replay.window; ++i) {
+    for (int64_t j = replay.first_of_window() + i; j >= replay.replayed; j = replay.before(j))
+      m.kq[i * m.rows + j] = hn::GetLane(dot_memory(m.k + j * m.width, m.q + i * m.width, m.width));
+  }
+}
+
+inline void walk_scalar(const Replay& replay, const StepScratch& m, const HeadScratch& head,
+                        int64_t i) {
+  const D d;
+  float decay = 1;
+  for (int64_t j = replay.first_of_window() + i; j >= replay.replayed; j = replay.before(j)) {
+    head.c[i * m.rows + j] = head.b[j] * (decay * m.kq[i * m.rows + j]);
+    decay *= head.a[j];
+  }
+  for (int64_t x = 0; x < m.width; x += kLanes)
+    hn::Store(hn::Mul(hn::Set(d, decay), hn::Load(d, m.q + i * m.width + x)), d,
+              head.t + i * m.width + x);
+}
+
+// t <- a (t - b (k . t) k); returns b (k . t).
+template <Family kFamily>
+HWY_INLINE float walk_row(const StepScratch& m, const HeadScratch& head, int64_t j, float* t) {
+  const D d;
+  const float* k = m.k + j * m.width;
+  const auto c = hn::Mul(hn::Set(d, head.b[j]), dot_memory(t, k, m.width));
+  const auto decay = decays<kFamily>(m, head, j);
+  for (int64_t x = 0; x < m.width; x += kLanes) {
+    const auto rest = hn::NegMulAdd(c, hn::Load(d, k + x), hn::Load(d, t + x));
+    hn::Store(hn::Mul(load_decay(decay, x), rest), d, t + x);
+  }
+  return hn::GetLane(c);
+}
+
+// Leaves t and the coefficient c of every row on the way. Heads are walked together: their chains
+// hide each other's latencies.
+template <Family kFamily, class Fetch>
+void walk_back(const Replay& replay, const StepScratch& m, int64_t heads, Fetch&& fetch_ahead) {
+  if constexpr (kFamily == Family::kMamba2) multiply_keys(replay, m);
+  for (int64_t i = 0; i < replay.window; ++i) {
+    if constexpr (kFamily == Family::kMamba2) {
+      for (int64_t h = 0; h < heads; ++h) walk_scalar(replay, m, m.heads[h], i);
+    } else {
+      for (int64_t h = 0; h < heads; ++h)
+        std::copy_n(m.q + i * m.width, m.width, m.heads[h].t + i * m.width);
+      for (int64_t j = replay.first_of_window() + i; j >= replay.replayed; j = replay.before(j)) {
+        for (int64_t h = 0; h < heads; ++h) {
+          fetch_ahead();
+          const HeadScratch& head = m.heads[h];
+          head.c[i * m.rows + j] = walk_row<kFamily>(m, head, j, head.t + i * m.width);
+        }
+      }
+    }
+  }
+}
+
+// The share of the walked rows in the outputs: o = sum_j c_j v_j.
+inline void mix_values(const Replay& replay, const StepScratch& m, const HeadScratch& head) {
+  const D d;
+  for (int64_t i = 0; i < replay.window; ++i) {
+    const float* c = head.c + i * m.rows;
+    for (int64_t x = 0; x < m.height; x += kLanes) {
+      auto sum = hn::Zero(d);
+      for (int64_t j = replay.first_of_window() + i; j >= replay.replayed; j = replay.before(j))
+        sum = hn::MulAdd(hn::Set(d, c[j]), hn::Load(d, head.v + j * m.height + x), sum);
+      hn::Store(sum, d, head.o + i * m.height + x);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace replayssm::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
