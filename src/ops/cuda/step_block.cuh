@@ -82,10 +82,13 @@ class BlockRows {
   __device__ void key(int j, int lane, float (&k)[kPerLane]) const {
     const char* row = shared_ + layout_.keys + j * layout_.key_bytes;
     if constexpr (kFamily == Family::kMamba2) {
+      constexpr int kMost = 16 / sizeof(Act), kRun = Map::kElems < kMost ? Map::kElems : kMost;
 #pragma unroll
       for (int c = 0; c < Map::kChunks; ++c)
-        load_elements<Act, Map::kElems>(
-            reinterpret_cast<const Act*>(row) + Map::element(c, lane), k + c * Map::kElems);
+#pragma unroll
+        for (int e = 0; e < Map::kElems; e += kRun)
+          load_elements<Act, kRun>(reinterpret_cast<const Act*>(row) + Map::element(c, lane) + e,
+                                   k + c * Map::kElems + e);
     } else {
       load_padded<Map>(reinterpret_cast<const float*>(row), lane, k);
     }
