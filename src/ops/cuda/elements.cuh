@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ops/cuda/step_layout.h"
 #include "replayssm/types.h"
 
 namespace replayssm::cuda {
@@ -162,5 +163,43 @@ struct RowMap {
       load_elements<T, kElems>(row + element(c, lane), x + c * kElems);
   }
 };
+
+// This lane's share of a padded row of floats (padded_index), as Map lays a row out.
+template <class Map, int kPerLane>
+__device__ inline void load_padded(const float* row, int lane, float (&x)[kPerLane]) {
+  constexpr int kRun = Map::kElems < 4 ? Map::kElems : 4;
+#pragma unroll
+  for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+    for (int e = 0; e < Map::kElems; e += kRun)
+      load_elements<float, kRun>(row + padded_index(Map::element(c, lane) + e),
+                                 x + c * Map::kElems + e);
+}
+
+template <class Map, int kPerLane>
+__device__ inline void store_padded(float* row, int lane, const float (&x)[kPerLane]) {
+  constexpr int kRun = Map::kElems < 4 ? Map::kElems : 4;
+#pragma unroll
+  for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+    for (int e = 0; e < Map::kElems; e += kRun)
+      store_elements<float, kRun>(row + padded_index(Map::element(c, lane) + e),
+                                  x + c * Map::kElems + e);
+}
+
+// log(1 + exp(x)) to a few units in the last place: with u = exp(-|x|) <= 1 and z = u / (2 + u) it
+// is max(x, 0) + 2 atanh(z), z <= 1/3.
+__device__ inline float softplus(float x) {
+  const float u = __expf(-fabsf(x)), z = __fdividef(u, 2.0f + u), w = z * z;
+  float series = 1.0f / 15;
+  series = fmaf(series, w, 1.0f / 13);
+  series = fmaf(series, w, 1.0f / 11);
+  series = fmaf(series, w, 1.0f / 9);
+  series = fmaf(series, w, 1.0f / 7);
+  series = fmaf(series, w, 1.0f / 5);
+  series = fmaf(series, w, 1.0f / 3);
+  series = fmaf(series, w, 1.0f);
+  return fmaf(2.0f * z, series, fmaxf(x, 0.0f));
+}
 
 }  // namespace replayssm::cuda

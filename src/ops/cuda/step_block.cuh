@@ -58,128 +58,144 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   return b;
 }
 
+// Ring and window rows in shared memory, as they came.
 template <Family kFamily, class Act, int kState>
 class BlockRows {
  public:
-  using KeyT = std::conditional_t<kFamily == Family::kMamba2, Act, float>;
   static constexpr int kPerLane = kState / kRowLanes;
+  using Map = RowMap<float, kState>;
 
   __device__ BlockRows(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
                        char* shared)
       : p_(p), launch_(launch), layout_(launch.layout), b_(b), shared_(shared) {}
 
-  // Loads ring and window, appends the window to the ring. A barrier must follow.
-  __device__ void stage() {
-    stage_values();
-    stage_gates();
-    if constexpr (kFamily == Family::kKimiDelta) stage_decays();
-    stage_keys();
-    copy_async_wait();
+  // Starts all loads; those that need arithmetic last. A wait and a barrier must follow.
+  __device__ void fetch() const {
+    fetch_keys();
+    fetch_values();
+    fetch_gates();
+    if constexpr (kFamily == Family::kKimiDelta) form_decays();
   }
 
-  // This lane's share of key j and of query i, as Map lays a row out.
-  template <class Map>
-  __device__ void key(int j, int lane, float (&k)[kPerLane]) const {
-    const char* row = shared_ + layout_.keys + j * layout_.key_bytes;
-    if constexpr (kFamily == Family::kMamba2) {
-      constexpr int kMost = 16 / sizeof(Act), kRun = Map::kElems < kMost ? Map::kElems : kMost;
-#pragma unroll
-      for (int c = 0; c < Map::kChunks; ++c)
-#pragma unroll
-        for (int e = 0; e < Map::kElems; e += kRun)
-          load_elements<Act, kRun>(reinterpret_cast<const Act*>(row) + Map::element(c, lane) + e,
-                                   k + c * Map::kElems + e);
-    } else {
-      load_padded<Map>(reinterpret_cast<const float*>(row), lane, k);
+  // The window joins the ring, from shared memory.
+  __device__ void append() const {
+    for (int j = b_.history; j < b_.rows; ++j) {
+      const int64_t row = b_.physical(j, layout_.rows);
+      copy_back(values_at(j), ring_value(row), layout_.value_bytes);
+      if (b_.owns_key) copy_back(keys_at(j), ring_key(row), layout_.key_bytes);
+      if (!b_.owns_gates) continue;
+      const int heads = launch_.config.heads;
+      for (int h = threadIdx.x; h < heads; h += blockDim.x) {
+        const int64_t at = row * p_.shape.heads + b_.head + h;
+        p_.state.ring_b[at] = floats(layout_.strength)[j * heads + h];
+        if constexpr (kFamily != Family::kKimiDelta)
+          p_.state.ring_g[at] = floats(layout_.log_decay)[j * heads + h];
+      }
     }
   }
-  template <class Map>
+
+  // This lane's share of key j and of query i.
+  template <class M>
+  __device__ void key(int j, int lane, float (&k)[kPerLane]) const {
+    load_row<M>(keys_at(j), lane, k);
+  }
   __device__ void query(int i, int lane, float (&q)[kPerLane]) const {
-    load_padded<Map>(floats(layout_.query) + i * padded_width(kState), lane, q);
+    load_row<Map>(shared_ + layout_.queries + i * layout_.key_bytes, lane, q);
   }
   // Kimi Delta: the decays of row j.
-  template <class Map>
+  template <class M>
   __device__ void decays(int head, int j, int lane, float (&a)[kPerLane]) const {
-    load_padded<Map>(
-        floats(layout_.decay) + (head * layout_.rows + j) * padded_width(kState), lane, a);
-  }
-  __device__ float decay(int head, int j) const {
-    return floats(layout_.decay)[head * layout_.rows + j];
-  }
-  __device__ float log_decay(int head, int j) const {
-    return floats(layout_.log_decay)[head * layout_.rows + j];
+    load_padded<M, kPerLane>(
+        floats(layout_.decays) + (head * layout_.rows + j) * padded_width(kState), lane, a);
   }
   __device__ float strength(int head, int j) const {
-    return floats(layout_.strength)[head * layout_.rows + j];
+    return floats(layout_.strength)[j * launch_.config.heads + head];
   }
-  __device__ float product(int i, int j) const {
-    return floats(layout_.products)[i * layout_.rows + j];
+  __device__ float log_decay(int head, int j) const {
+    return floats(layout_.log_decay)[j * launch_.config.heads + head];
   }
-  __device__ float value(int j, int column) const {
-    const char* row = shared_ + layout_.values + j * layout_.value_bytes;
-    return to_float(reinterpret_cast<const Act*>(row)[column]);
-  }
-  __device__ float* coefficients(int warp) const {
-    return floats(layout_.coefficients) + warp * layout_.rows;
-  }
+  __device__ const Act* values(int j) const { return reinterpret_cast<const Act*>(values_at(j)); }
   __device__ float* scales() const { return floats(layout_.scales); }
   __device__ float* outputs() const { return floats(layout_.outputs); }
+  __device__ char* scratch(int warp) const {
+    return shared_ + layout_.scratch + warp * layout_.scratch_bytes;
+  }
 
  private:
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared_ + offset); }
-
-  template <class Map>
-  __device__ static void load_padded(const float* row, int lane, float (&x)[kPerLane]) {
-    constexpr int kRun = Map::kElems < 4 ? Map::kElems : 4;
-#pragma unroll
-    for (int c = 0; c < Map::kChunks; ++c)
-#pragma unroll
-      for (int e = 0; e < Map::kElems; e += kRun)
-        load_elements<float, kRun>(row + padded_index(Map::element(c, lane) + e),
-                                   x + c * Map::kElems + e);
+  __device__ char* keys_at(int j) const { return shared_ + layout_.keys + j * layout_.key_bytes; }
+  __device__ char* values_at(int j) const {
+    return shared_ + layout_.values + j * layout_.value_bytes;
   }
 
-  __device__ const Act* window_row(const void* rows, int64_t stride, int i) const {
-    return static_cast<const Act*>(rows) + (b_.token + i) * stride;
+  template <class M>
+  __device__ static void load_row(const char* row, int lane, float (&x)[kPerLane]) {
+    constexpr int kMost = 16 / sizeof(Act), kRun = M::kElems < kMost ? M::kElems : kMost;
+#pragma unroll
+    for (int c = 0; c < M::kChunks; ++c)
+#pragma unroll
+      for (int e = 0; e < M::kElems; e += kRun)
+        load_elements<Act, kRun>(reinterpret_cast<const Act*>(row) + M::element(c, lane) + e,
+                                 x + c * M::kElems + e);
   }
 
-  __device__ void stage_values() {
-    constexpr int kPerCopy = 16 / sizeof(Act);
-    const auto& shape = p_.shape;
-    const int copies = layout_.columns / kPerCopy;
-    const int64_t column = b_.head * shape.head_dim + b_.row;
-    for (int n = threadIdx.x; n < b_.rows * copies; n += blockDim.x) {
-      const int j = n / copies, at = n % copies * kPerCopy;
-      Act* ring = static_cast<Act*>(p_.state.ring_v) +
-                  b_.physical(j, layout_.rows) * shape.heads * shape.head_dim + column + at;
-      char* target = shared_ + layout_.values + j * layout_.value_bytes + at * sizeof(Act);
-      if (j < b_.history) {
-        copy_async_16(target, ring);
-        continue;
+  __device__ char* ring_key(int64_t row) const {
+    return static_cast<char*>(p_.state.ring_k) +
+           (row * p_.shape.key_heads + b_.key_head) * layout_.key_bytes;
+  }
+  __device__ char* ring_value(int64_t row) const {
+    return static_cast<char*>(p_.state.ring_v) +
+           ((row * p_.shape.heads + b_.head) * p_.shape.head_dim + b_.row) * sizeof(Act);
+  }
+  __device__ const char* window_row(const void* rows, int64_t stride, int i, int64_t at) const {
+    return static_cast<const char*>(rows) + ((b_.token + i) * stride + at) * sizeof(Act);
+  }
+
+  __device__ static void copy_back(const char* from, char* to, int bytes) {
+    for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
+      *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+  }
+
+  __device__ void fetch_keys() const {
+    constexpr int kCopies = kState * sizeof(Act) / 16;
+    const int total = b_.rows + b_.window;
+    for (int n = threadIdx.x; n < total * kCopies; n += blockDim.x) {
+      const int j = n / kCopies, at = n % kCopies * 16;
+      const int64_t head = b_.key_head * kState;
+      if (j < b_.rows) {
+        const char* from = j < b_.history ? ring_key(b_.physical(j, layout_.rows))
+                                          : window_row(p_.k, p_.k_stride, j - b_.history, head);
+        copy_async_16(keys_at(j) + at, from + at);
+      } else {
+        copy_async_16(shared_ + layout_.queries + (j - b_.rows) * layout_.key_bytes + at,
+                      window_row(p_.q, p_.q_stride, j - b_.rows, head) + at);
       }
-      const uint4 word = *reinterpret_cast<const uint4*>(
-          window_row(p_.v, p_.v_stride, j - b_.history) + column + at);
-      *reinterpret_cast<uint4*>(target) = word;
-      if (p_.route != Route::kConventional) *reinterpret_cast<uint4*>(ring) = word;
     }
   }
 
-  __device__ void stage_gates() {
+  __device__ void fetch_values() const {
+    const int64_t column = b_.head * p_.shape.head_dim + b_.row;
+    // Threads side by side copy a row; the next rows go to the next such threads.
+    const int copies = layout_.value_bytes / 16, width = min(copies, int(blockDim.x));
+    const int lines = blockDim.x / width;
+    if (threadIdx.x >= lines * width) return;
+    for (int j = threadIdx.x / width; j < b_.rows; j += lines) {
+      const char* from = j < b_.history ? ring_value(b_.physical(j, layout_.rows))
+                                        : window_row(p_.v, p_.v_stride, j - b_.history, column);
+      for (int at = threadIdx.x % width; at < copies; at += width)
+        copy_async_16(values_at(j) + at * 16, from + at * 16);
+    }
+  }
+
+  __device__ void fetch_gates() const {
     const int heads = launch_.config.heads;
     for (int n = threadIdx.x; n < b_.rows * heads; n += blockDim.x) {
-      const int j = n / heads, h = n % heads, i = j - b_.history;
-      const int64_t ring = b_.physical(j, layout_.rows) * p_.shape.heads + b_.head + h;
-      const int64_t token = (b_.token + i) * p_.shape.heads + b_.head + h;
-      const int at = h * layout_.rows + j;
-      const float b = i < 0 ? p_.state.ring_b[ring] : p_.b[token];
-      floats(layout_.strength)[at] = b;
-      if (i >= 0 && b_.owns_gates) p_.state.ring_b[ring] = b;
-      if constexpr (kFamily != Family::kKimiDelta) {
-        const float g = i < 0 ? p_.state.ring_g[ring] : p_.g[token];
-        floats(layout_.decay)[at] = expf(g);
-        floats(layout_.log_decay)[at] = g;
-        if (i >= 0 && b_.owns_gates) p_.state.ring_g[ring] = g;
-      }
+      const int j = n / heads, h = n - j * heads, i = j - b_.history;
+      const int64_t at = (i < 0 ? b_.physical(j, layout_.rows) : b_.token + i) * p_.shape.heads +
+                         b_.head + h;
+      copy_async_4(floats(layout_.strength) + n, (i < 0 ? p_.state.ring_b : p_.b) + at);
+      if constexpr (kFamily != Family::kKimiDelta)
+        copy_async_4(floats(layout_.log_decay) + n, (i < 0 ? p_.state.ring_g : p_.g) + at);
     }
   }
 
@@ -187,83 +203,50 @@ class BlockRows {
     const float x = raw + bias;
     if (p_.channel_gate.lower_bound < 0)
       return expf(p_.channel_gate.lower_bound / (1.0f + expf(scale * x)));
-    return expf(scale * (x > 20.0f ? x : log1pf(expf(x))));
+    return expf(scale * softplus(x));
   }
 
-  __device__ void stage_decays() {
-    constexpr int kElems = 4, kRuns = kState / kElems;
-    for (int n = threadIdx.x; n < launch_.config.heads * b_.rows * kRuns; n += blockDim.x) {
-      const int col = n % kRuns * kElems, j = n / kRuns % b_.rows, h = n / kRuns / b_.rows;
-      const int head = b_.head + h, i = j - b_.history;
-      Act* ring =
-          static_cast<Act*>(p_.state.ring_gate) +
-          (b_.physical(j, layout_.rows) * p_.shape.heads + head) * kState + col;
-      const Act* source = i < 0 ? ring : window_row(p_.gate, p_.gate_stride, i) + head * kState + col;
-      float raw[kElems], bias[kElems], a[kElems];
-      load_elements<Act, kElems>(source, raw);
-      load_elements<float, kElems>(p_.channel_gate.bias + head * kState + col, bias);
-      if (i >= 0 && b_.owns_gates) store_elements<Act, kElems>(ring, raw);
-      const float scale = p_.channel_gate.scale[head];
+  __device__ void form_decays() const {
+    constexpr int kElems = 4, kRuns = kState / kElems, kBatch = 4;
+    const int total = launch_.config.heads * b_.rows * kRuns;
+    for (int first = threadIdx.x; first < total; first += kBatch * blockDim.x) {
+      float raw[kBatch][kElems];
 #pragma unroll
-      for (int e = 0; e < kElems; ++e) a[e] = channel_decay(raw[e], scale, bias[e]);
-      float* target = floats(layout_.decay) + (h * layout_.rows + j) * padded_width(kState);
-      store_elements<float, kElems>(target + padded_index(col), a);
-    }
-  }
-
-  // Eight lanes a row: keys of ring and window, then the queries.
-  __device__ void stage_keys() {
-    using Map = RowMap<Act, kState>;
-    const int lane = threadIdx.x % kRowLanes, groups = blockDim.x / kRowLanes;
-    const int total = b_.rows + b_.window;
-    for (int base = 0; base < total; base += groups) {
-      const int row = base + threadIdx.x / kRowLanes, i = row - b_.rows;
-      float x[kPerLane] = {};
-      if (row < total) {
-        Act* ring = static_cast<Act*>(p_.state.ring_k) +
-                    (b_.physical(row, layout_.rows) * p_.shape.key_heads + b_.key_head) * kState;
-        const Act* source = ring;
-        if (i >= 0) {
-          source = window_row(p_.q, p_.q_stride, i) + b_.key_head * kState;
-        } else if (row >= b_.history) {
-          source = window_row(p_.k, p_.k_stride, row - b_.history) + b_.key_head * kState;
-        }
-        Map::load(source, lane, x);
-        if (row >= b_.history && i < 0 && b_.owns_key) store_row(ring, lane, x);
+      for (int u = 0; u < kBatch; ++u) {
+        const int n = first + u * blockDim.x;
+        if (n < total) load_elements<Act, kElems>(raw_decay(n), raw[u]);
       }
-      stage_row(row, i, total, lane, x);
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        const int n = first + u * blockDim.x;
+        if (n < total) form_decay(n, raw[u]);
+      }
     }
   }
-
-  __device__ static void store_row(Act* row, int lane, const float (&x)[kPerLane]) {
-    using Map = RowMap<Act, kState>;
-#pragma unroll
-    for (int c = 0; c < Map::kChunks; ++c)
-      store_elements<Act, Map::kElems>(row + Map::element(c, lane), x + c * Map::kElems);
+  // Run n of four columns: of row n / kRuns, heads outermost.
+  __device__ Act* ring_gate(int j, int head, int column) const {
+    return static_cast<Act*>(p_.state.ring_gate) +
+           (b_.physical(j, layout_.rows) * p_.shape.heads + head) * kState + column;
   }
-
-  __device__ void stage_row(int row, int i, int total, int lane, float (&x)[kPerLane]) {
-    using Map = RowMap<Act, kState>;
-    char* key = shared_ + layout_.keys + row * layout_.key_bytes;
-    float* padded = i < 0 ? reinterpret_cast<float*>(key)
-                          : floats(layout_.query) + i * padded_width(kState);
-    if constexpr (kFamily == Family::kMamba2) {
-      if (row >= total) return;
-      if (i < 0) return store_row(reinterpret_cast<Act*>(key), lane, x);
-    } else {
-      const float norm = sqrtf(row_sum(dot<4>(x, x)) + kL2NormEps);
-      if (row >= total) return;
-      const float factor = (i < 0 ? 1.0f : 1.0f / sqrtf(kState)) / norm;
+  __device__ const Act* raw_decay(int n) const {
+    constexpr int kRuns = kState / 4;
+    const int column = n % kRuns * 4, j = n / kRuns % b_.rows, h = n / kRuns / b_.rows;
+    if (j < b_.history) return ring_gate(j, b_.head + h, column);
+    return reinterpret_cast<const Act*>(window_row(p_.gate, p_.gate_stride, j - b_.history,
+                                                   (b_.head + h) * kState + column));
+  }
+  __device__ void form_decay(int n, const float (&raw)[4]) const {
+    constexpr int kRuns = kState / 4;
+    const int column = n % kRuns * 4, j = n / kRuns % b_.rows, h = n / kRuns / b_.rows;
+    const int head = b_.head + h;
+    if (j >= b_.history && b_.owns_gates) store_elements<Act, 4>(ring_gate(j, head, column), raw);
+    float bias[4], a[4];
+    load_elements<float, 4>(p_.channel_gate.bias + head * kState + column, bias);
+    const float scale = p_.channel_gate.scale[head];
 #pragma unroll
-      for (int e = 0; e < kPerLane; ++e) x[e] = __fmul_rn(x[e], factor);
-    }
-    constexpr int kRun = Map::kElems < 4 ? Map::kElems : 4;
-#pragma unroll
-    for (int c = 0; c < Map::kChunks; ++c)
-#pragma unroll
-      for (int e = 0; e < Map::kElems; e += kRun)
-        store_elements<float, kRun>(padded + padded_index(Map::element(c, lane) + e),
-                                    x + c * Map::kElems + e);
+    for (int e = 0; e < 4; ++e) a[e] = channel_decay(raw[e], scale, bias[e]);
+    float* row = floats(layout_.decays) + (h * layout_.rows + j) * padded_width(kState);
+    store_elements<float, 4>(row + padded_index(column), a);
   }
 
   const RecurrentStepParams& p_;

@@ -2,17 +2,18 @@
 //
 // Grid: one block per sequence and LaunchConfig's heads and slice. Each warp owns consecutive rows
 // of the states and streams them, kPassRows at a time, through its own ring in shared memory; eight
-// lanes share a row. The stream starts before anything else is known. Meanwhile the block stages
-// ring and window (the only barrier), and each warp forms the coefficients of its head:
+// lanes share a row. The stream starts as soon as the block knows its slot. Meanwhile it copies ring
+// and window rows to shared memory (the only barrier), and each warp forms for its head
 //
-//   registers   t: the query walked back to the checkpoint (output_only), or the query itself
-//   shared      c_j: what row j of ring and window adds to the output, c_j v_j
+//   t    the query walked back to the checkpoint (output_only), or the query itself
+//   c_j  what row j of ring and window adds to the output, c_j v_j
 //
-// A row is read once; where the step folds, the recurrence runs over it in registers and it is
-// stored once.
+// Then o = S t + sum_j c_j v_j. Where the step folds, the recurrence first runs over the rows of S
+// in registers, and they are stored once.
 #pragma once
 
-#include "ops/cuda/step_block.cuh"
+#include "ops/cuda/step_head.cuh"
+#include "ops/cuda/step_mma.cuh"
 
 namespace replayssm::cuda {
 
@@ -21,7 +22,7 @@ class WarpStep {
  public:
   static constexpr bool kHasCopy = !std::is_void_v<Read>;
   static constexpr int kPerLane = kState / kRowLanes;
-  static constexpr int kLaneRows = kPassRows / (32 / kRowLanes);
+  static constexpr int kGroups = 32 / kRowLanes, kLaneRows = kPassRows / kGroups;
   using Rows = BlockRows<kFamily, Act, kState>;
   using CopyT = std::conditional_t<kHasCopy, Read, Checkpoint>;
   template <bool kCopy>
@@ -30,130 +31,185 @@ class WarpStep {
   __device__ WarpStep(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
                       const Rows& rows)
       : p_(p),
-        launch_(launch),
         b_(b),
         rows_(rows),
-        warp_(threadIdx.x / 32),
+        head_(p, launch, b, rows),
         lane_(threadIdx.x % kRowLanes),
         group_(threadIdx.x % 32 / kRowLanes),
-        coefficients_(rows.coefficients(warp_)) {}
+        head_passes_(launch.config.slices > 1 ? launch.layout.columns / kPassRows
+                                              : static_cast<int>(p.shape.head_dim) / kPassRows) {}
 
   // Passes [begin, end) of the block's rows, which `stream` brings from the read copy or from the
-  // checkpoint.
+  // checkpoint, head by head.
   template <bool kCopy>
   __device__ void run(WarpStream& stream, int begin, int end) {
-    using S = Source<kCopy>;
-    constexpr int kStagePasses = stage_bytes(kState) / (kPassRows * kState * int(sizeof(S)));
-    const int head_passes = static_cast<int>(p_.shape.head_dim) / kPassRows;
-    int in_stage = 0, head = -1;
-    const char* stage = nullptr;
-    float t[kPerLane];
-    for (int pass = begin; pass < end; ++pass) {
-      if (in_stage == 0) stage = stream.wait();
-      const int pass_head = launch_.config.slices > 1 ? 0 : pass / head_passes;
-      if (pass_head != head) {
-        head = pass_head;
-        prepare<RowMap<S, kState>>(head, t);
+    Stage<kCopy> stage{stream};
+    while (begin < end) {
+      const int head = begin / head_passes_, stop = min(end, (head + 1) * head_passes_);
+      head_.prepare(head, begin * kPassRows, stop * kPassRows);
+      if (b_.replayed > 0) {
+        replay_rows<kCopy>(stage, head, begin, stop);
+      } else {
+        read_rows<kCopy>(stage, begin, stop);
       }
-      float s[kLaneRows][kPerLane];
-      const S* rows = reinterpret_cast<const S*>(stage) + (in_stage * kPassRows + group_) * kState;
-#pragma unroll
-      for (int r = 0; r < kLaneRows; ++r)
-        RowMap<S, kState>::load(rows + r * kPassRows / kLaneRows * kState, lane_, s[r]);
-      if (++in_stage == kStagePasses) {
-        in_stage = 0;
-        stream.release();
-      }
-      process<kCopy>(head, pass * kPassRows, t, s);
+      begin = stop;
     }
   }
 
  private:
-  __device__ int column(int first, int r) const {
-    return first + r * (kPassRows / kLaneRows) + group_;
+  // The stream, pass by pass.
+  template <bool kCopy>
+  struct Stage {
+    using S = Source<kCopy>;
+    static constexpr int kPasses = stage_bytes(kState) / (kPassRows * kState * int(sizeof(S)));
+    WarpStream& stream;
+    int pass = 0;  // within the stage
+    const char* data = nullptr;
+
+    __device__ const S* rows() {
+      if (pass == 0) data = stream.wait();
+      return reinterpret_cast<const S*>(data) + pass * kPassRows * kState;
+    }
+    __device__ int left() const { return kPasses - pass; }
+    __device__ void advance(int passes) {
+      pass += passes;
+      if (pass == kPasses) {
+        pass = 0;
+        stream.release();
+      }
+    }
+  };
+
+  __device__ int column(int pass, int r) const {
+    return pass * kPassRows + r * kGroups + group_;
   }
 
+  // outputs += S t
   template <bool kCopy>
-  __device__ void process(int head, int first, const float (&t)[kPerLane],
-                          float (&s)[kLaneRows][kPerLane]) {
-    // 8-bit rows are scaled as a whole only where the recurrence runs over them.
-    constexpr bool kScaled = kCopy && kIs8Bit<CopyT>;
-    if (kScaled && b_.replayed > 0) {
+  __device__ void read_rows(Stage<kCopy>& stage, int begin, int end) {
+    using S = Source<kCopy>;
+    if constexpr (std::is_same_v<S, float>) {
+      float t[kPerLane];
+      load_padded<RowMap<float, kState>>(head_.target(), lane_, t);
+      for (int pass = begin; pass < end; ++pass) {
+        const S* rows = stage.rows();
+        float s[kLaneRows][kPerLane], o[kLaneRows];
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r)
+          RowMap<S, kState>::load(rows + (r * kGroups + group_) * kState, lane_, s[r]);
+        stage.advance(1);
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) o[r] = dot(s[r], t);
+        add_output(pass, o);
+      }
+    } else {
+      MmaTarget<S, kState> target;
+      target.load(head_.target(), head_.parts());
+      const int row = threadIdx.x % 32 / 4;
+      for (int pass = begin; pass < end;) {
+        const S* rows = stage.rows() + row * kState;
+        const int passes = min(min(2, end - pass), stage.left());
+        float2 o = target.multiply(rows, passes == 2 ? rows + kPassRows * kState : rows);
+        if (threadIdx.x % 4 == 0) {
+          const int low = pass * kPassRows + row, high = low + kPassRows;
+          if constexpr (kIs8Bit<S>) {
+            o.x *= rows_.scales()[low];
+            if (passes == 2) o.y *= rows_.scales()[high];
+          }
+          rows_.outputs()[low] += o.x;
+          if (passes == 2) rows_.outputs()[high] += o.y;
+        }
+        stage.advance(passes);
+        pass += passes;
+      }
+    }
+  }
+
+  __device__ void add_output(int pass, const float (&o)[kLaneRows]) {
+    const float sum = row_sum_pair(o, lane_);
+    if (lane_ % 4 == 0) rows_.outputs()[column(pass, lane_ / 4)] += sum;
+  }
+
+  // Runs the recurrence over rows, stores them, outputs += S t.
+  template <bool kCopy>
+  __device__ void replay_rows(Stage<kCopy>& stage, int head, int begin, int end) {
+    using S = Source<kCopy>;
+    using Map = RowMap<S, kState>;
+    for (int pass = begin; pass < end; ++pass) {
+      const S* rows = stage.rows();
+      float s[kLaneRows][kPerLane];
+#pragma unroll
+      for (int r = 0; r < kLaneRows; ++r) {
+        Map::load(rows + (r * kGroups + group_) * kState, lane_, s[r]);
+        if constexpr (kCopy && kIs8Bit<S>) {
+#pragma unroll
+          for (int e = 0; e < kPerLane; ++e) s[r][e] *= rows_.scales()[column(pass, r)];
+        }
+      }
+      stage.advance(1);
+      for (int j = 0; j < b_.replayed; ++j) {
+        update<Map>(head, j, pass, s);
+        if constexpr (!kCopy) {
+          if (j + 1 == b_.stored) store(pass, s);
+        }
+      }
+      if (b_.window == 0) continue;
+      float t[kPerLane], o[kLaneRows];
+      load_padded<Map>(head_.target(), lane_, t);
+#pragma unroll
+      for (int r = 0; r < kLaneRows; ++r) o[r] = dot(s[r], t);
+      add_output(pass, o);
+    }
+  }
+
+  // The recurrence: one row of ring or window, in one order of operations for every route.
+  template <class Map>
+  __device__ void update(int head, int j, int pass, float (&s)[kLaneRows][kPerLane]) {
+    if constexpr (kFamily == Family::kKimiDelta) {
+      float a[kPerLane];
+      rows_.template decays<Map>(head, j, lane_, a);
 #pragma unroll
       for (int r = 0; r < kLaneRows; ++r)
 #pragma unroll
-        for (int e = 0; e < kPerLane; ++e) s[r][e] *= rows_.scales()[column(first, r)];
+        for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmul_rn(a[e], s[r][e]);
+    } else {
+      const float a = head_.decay(j);
+#pragma unroll
+      for (int r = 0; r < kLaneRows; ++r)
+#pragma unroll
+        for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmul_rn(a, s[r][e]);
     }
-    replay<kCopy>(head, first, s);
-    if (b_.window == 0) return;
-    float o[kLaneRows];
+    float k[kPerLane], known[kLaneRows] = {};
+    rows_.template key<Map>(j, lane_, k);
+    float strength = head_.strength(j);
+    if constexpr (is_delta(kFamily)) {
+      const float factor = head_.factor(j);
+#pragma unroll
+      for (int r = 0; r < kLaneRows; ++r) known[r] = dot(s[r], k);
+      row_sums(known, lane_);
+#pragma unroll
+      for (int r = 0; r < kLaneRows; ++r) known[r] = __fmul_rn(factor, known[r]);
+      strength = __fmul_rn(strength, factor);
+    }
+    const Act* values = rows_.values(j);
 #pragma unroll
     for (int r = 0; r < kLaneRows; ++r) {
-      o[r] = dot(s[r], t);
-      if (kScaled && b_.replayed == 0) o[r] *= rows_.scales()[column(first, r)];
-    }
-    mix(first, o);
-    const float sum = row_sum_pair(o, lane_);
-    if (lane_ % 4 == 0) rows_.outputs()[column(first, lane_ / 4)] = sum;
-  }
-
-  // Adds this lane's share of sum_j c_j v_j.
-  __device__ void mix(int first, float (&o)[kLaneRows]) const {
-    for (int j = mix_begin_ + lane_; j < b_.rows; j += kRowLanes) {
-      const float c = coefficients_[j];
+      const float v = to_float(values[column(pass, r)]);
+      const float write = __fmul_rn(strength, __fsub_rn(v, known[r]));
 #pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) o[r] = fmaf(c, rows_.value(j, column(first, r)), o[r]);
-    }
-  }
-
-  // Runs the recurrence over rows in registers.
-  template <bool kCopy>
-  __device__ void replay(int head, int first, float (&s)[kLaneRows][kPerLane]) {
-    using Map = RowMap<Source<kCopy>, kState>;
-    for (int j = 0; j < b_.replayed; ++j) {
-      if constexpr (kFamily == Family::kKimiDelta) {
-        float a[kPerLane];
-        rows_.template decays<Map>(head, j, lane_, a);
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r)
-#pragma unroll
-          for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmul_rn(a[e], s[r][e]);
-      } else {
-        const float a = rows_.decay(head, j);
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r)
-#pragma unroll
-          for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmul_rn(a, s[r][e]);
-      }
-      float k[kPerLane], write[kLaneRows] = {};
-      rows_.template key<Map>(j, lane_, k);
-      if constexpr (is_delta(kFamily)) {
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) write[r] = dot(s[r], k);
-        row_sums(write, lane_);
-      }
-      const float b = rows_.strength(head, j);
-#pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) {
-        write[r] = __fmul_rn(b, __fsub_rn(rows_.value(j, column(first, r)), write[r]));
-#pragma unroll
-        for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmaf_rn(write[r], k[e], s[r][e]);
-      }
-      if constexpr (!kCopy) {
-        if (j + 1 == b_.stored) store(first, s);
-      }
+      for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmaf_rn(write, k[e], s[r][e]);
     }
   }
 
   // Stores rows in the checkpoint and in its read copy.
-  __device__ void store(int first, const float (&s)[kLaneRows][kPerLane]) {
+  __device__ void store(int pass, const float (&s)[kLaneRows][kPerLane]) {
     using Map = RowMap<Checkpoint, kState>;
     const auto& shape = p_.shape;
     const int64_t base =
         (static_cast<int64_t>(b_.target) * shape.heads + b_.head) * shape.head_dim + b_.row;
 #pragma unroll
     for (int r = 0; r < kLaneRows; ++r) {
-      const int64_t row = base + column(first, r);
+      const int64_t row = base + column(pass, r);
       store_row<Map>(static_cast<Checkpoint*>(p_.state.checkpoint) + row * kState, s[r]);
       if constexpr (kHasCopy) store_copy<Map>(row, s[r]);
     }
@@ -184,93 +240,11 @@ class WarpStep {
     }
   }
 
-  // t and the coefficients of a head.
-  template <class Map>
-  __device__ void prepare(int head, float (&t)[kPerLane]) {
-    mix_begin_ = b_.rows;
-    if (b_.window == 0) return;
-    rows_.template query<Map>(0, lane_, t);
-    __syncwarp();
-    if (p_.route == Route::kOutputOnly) {
-      mix_begin_ = b_.stored;
-      if constexpr (kFamily == Family::kMamba2) {
-        scan_back<Map>(head, t);
-      } else {
-        walk_back<Map>(head, t);
-      }
-    }
-    if (p_.skip) {
-      const float skip = p_.skip[b_.head + head];
-      if (threadIdx.x % 32 == 0) {
-        float& last = coefficients_[b_.rows - 1];
-        last = mix_begin_ < b_.rows ? last + skip : skip;
-      }
-      mix_begin_ = min(mix_begin_, b_.rows - 1);
-    }
-    __syncwarp();
-  }
-
-  // Mamba-2: no row changes the query, so that its products with all keys are independent.
-  template <class Map>
-  __device__ void scan_back(int head, float (&t)[kPerLane]) {
-    for (int base = b_.stored; base < b_.rows; base += 4) {
-      const int j = min(base + group_, b_.rows - 1);
-      float k[kPerLane];
-      rows_.template key<Map>(j, lane_, k);
-      const float product = row_sum(dot<4>(k, t));
-      if (lane_ == 0 && base + group_ < b_.rows) coefficients_[j] = product;
-    }
-    __syncwarp();
-    const int lane = threadIdx.x % 32;
-    float carried = 0;  // log decay behind the rows so far, newest first
-    for (int newest = b_.rows - 1; newest >= b_.stored; newest -= 32) {
-      const int j = newest - lane;
-      const bool active = j >= b_.stored;
-      const float g = active ? rows_.log_decay(head, j) : 0.0f;
-      float sum = g;
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const float below = __shfl_up_sync(kAllLanes, sum, d);
-        if (lane >= d) sum += below;
-      }
-      const float before = __shfl_up_sync(kAllLanes, sum, 1);
-      if (active)
-        coefficients_[j] *= rows_.strength(head, j) * expf(carried + (lane > 0 ? before : 0.0f));
-      carried += __shfl_sync(kAllLanes, sum, 31);
-    }
-    const float decay = expf(carried);
-#pragma unroll
-    for (int e = 0; e < kPerLane; ++e) t[e] *= decay;
-  }
-
-  // The delta rule: every row changes the query.
-  template <class Map>
-  __device__ void walk_back(int head, float (&t)[kPerLane]) {
-    for (int j = b_.rows - 1; j >= b_.stored; --j) {
-      float k[kPerLane];
-      rows_.template key<Map>(j, lane_, k);
-      const float c = rows_.strength(head, j) * row_sum(dot<4>(k, t));
-      if (threadIdx.x % 32 == 0) coefficients_[j] = c;
-      if constexpr (kFamily == Family::kKimiDelta) {
-        float a[kPerLane];
-        rows_.template decays<Map>(head, j, lane_, a);
-#pragma unroll
-        for (int e = 0; e < kPerLane; ++e) t[e] = a[e] * fmaf(-c, k[e], t[e]);
-      } else {
-        const float a = rows_.decay(head, j);
-#pragma unroll
-        for (int e = 0; e < kPerLane; ++e) t[e] = a * fmaf(-c, k[e], t[e]);
-      }
-    }
-  }
-
   const RecurrentStepParams& p_;
-  const StepLaunch& launch_;
   const BlockPlace& b_;
   const Rows& rows_;
-  const int warp_, lane_, group_;
-  float* const coefficients_;
-  int mix_begin_ = 0;
+  WarpHead<kFamily, Act, kState> head_;
+  const int lane_, group_, head_passes_;
 };
 
 // Outputs [begin, end) of the block's columns, from shared memory; null: zeros.
@@ -296,7 +270,7 @@ __device__ void store_outputs(const RecurrentStepParams& p, const StepLaunch& la
 }
 
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState>
-__global__ void __launch_bounds__(32 * kMaxWarps, 4)
+__global__ void __launch_bounds__(32 * kMaxWarps, MINB)
     recurrent_step_kernel(const __grid_constant__ RecurrentStepParams p,
                           const __grid_constant__ StepLaunch launch) {
   using Step = WarpStep<kFamily, Act, Checkpoint, Read, kState>;
@@ -331,8 +305,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 4)
     for (int i = threadIdx.x; i < layout.columns; i += blockDim.x)
       rows.scales()[i] = p.state.read_copy.scale[first_row + i];
   }
-  rows.stage();
+  rows.fetch();
+  copy_async_wait();
   __syncthreads();
+  if (!launch.fold_all && p.route != Route::kConventional) rows.append();
 
   Step step(p, launch, b, rows);
   if (use_copy) {

@@ -40,24 +40,27 @@ struct StepLayout {
   int rows = 0, columns = 0;
   int key_bytes = 0, value_bytes = 0;  // from row to row
   int stream = 0, barriers = 0;        // the warps' stages
-  int keys = 0;                        // [rows] Mamba-2: as in the ring; else fp32, normalised
-  int query = 0;                       // [window] padded fp32
-  int products = 0;                    // [window, rows] Mamba-2's k q
-  int decay = 0;                       // [heads, rows], Kimi Delta: [heads, rows] padded rows
-  int log_decay = 0;                   // [heads, rows] (not Kimi Delta)
-  int strength = 0;                    // [heads, rows]
-  int coefficients = 0;                // [warps, rows]
-  int values = 0;                      // [rows, columns] activation dtype
+  int keys = 0, queries = 0;           // [rows], [window]: as they came
+  int values = 0;                      // [rows, columns] as they came
+  int strength = 0, log_decay = 0;     // [rows, heads]
+  int decays = 0;                      // Kimi Delta: [heads, rows] padded rows
   int scales = 0;                      // [columns] of an 8-bit read copy
   int outputs = 0;                     // [columns] fp32
+  int scratch = 0, scratch_bytes = 0;  // [warps]
   int total = 0;
 };
+
+// What a warp knows of its current head: four numbers per row, the walked query in fp32, and that
+// query in three 16-bit parts.
+constexpr int scratch_bytes(int rows, int state_dim) {
+  return (4 * 4 * rows + 15) / 16 * 16 + padded_width(state_dim) * 4 + 3 * 2 * state_dim;
+}
 
 constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& ring,
                                  DType activation, const LaunchConfig& config, int window) {
   StepLayout s;
-  const int state = static_cast<int>(shape.state_dim), act = int(dtype_bytes(activation));
-  const bool vector = shape.family == Family::kKimiDelta;
+  const int state = static_cast<int>(shape.state_dim);
+  const int act = static_cast<int>(dtype_bytes(activation));
   const auto take = [&](int bytes) {
     const int at = s.total;
     s.total += (bytes + 15) / 16 * 16;
@@ -65,21 +68,21 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   };
   s.rows = static_cast<int>(ring_rows(ring.buffer_len, ring.max_window));
   s.columns = static_cast<int>(shape.head_dim) * config.heads / config.slices;
-  s.key_bytes = shape.family == Family::kMamba2 ? state * act : padded_width(state) * 4;
-  s.value_bytes = s.columns * act + 16;
-  const int scalars = config.heads * s.rows * 4;
+  s.key_bytes = state * act;
+  s.value_bytes = s.columns * act;
+  s.scratch_bytes = scratch_bytes(s.rows, state);
   s.stream = take(config.warps * config.depth * stage_bytes(shape.state_dim));
   s.barriers = take(config.warps * config.depth * 8);
   s.keys = take(s.rows * s.key_bytes);
-  s.query = take(window * padded_width(state) * 4);
-  s.products = take(window * s.rows * 4);
-  s.decay = take(vector ? scalars * padded_width(state) : scalars);
-  s.log_decay = take(vector ? 0 : scalars);
-  s.strength = take(scalars);
-  s.coefficients = take(config.warps * s.rows * 4);
+  s.queries = take(window * s.key_bytes);
   s.values = take(s.rows * s.value_bytes);
+  s.strength = take(config.heads * s.rows * 4);
+  s.log_decay = take(config.heads * s.rows * 4);
+  if (shape.family == Family::kKimiDelta)
+    s.decays = take(config.heads * s.rows * 4 * padded_width(state));
   s.scales = take(s.columns * 4);
   s.outputs = take(s.columns * 4);
+  s.scratch = take(config.warps * s.scratch_bytes);
   return s;
 }
 

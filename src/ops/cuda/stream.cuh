@@ -15,6 +15,11 @@ __device__ inline void copy_async_16(void* shared, const void* global) {
                "l"(global)
                : "memory");
 }
+__device__ inline void copy_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)),
+               "l"(global)
+               : "memory");
+}
 __device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 class WarpStream {

@@ -168,6 +168,7 @@ class DeviceCall {
     const int64_t heads = case_.shape.heads;
     std::vector<float> to;
     for (const Window& w : windows) {
+      if (w.tokens() == 0) continue;
       const auto& x = w.inputs->*from;
       to.insert(to.end(), x.begin() + w.begin * heads, x.begin() + w.end * heads);
     }
