@@ -340,8 +340,8 @@ void tune(const Op& op, int64_t batch, Route route, double ceiling, cudaStream_t
     for (const int slices : {1, 2, 4, 8, 16}) {
       if (slices > 1 && (heads > 1 || batch > 32)) continue;
       for (const int warps : {1, 2, 4}) {
-        for (const int depth : {1, 2, 3, 4}) {
-          const cuda::LaunchConfig config{heads, slices, warps, depth};
+        {
+          const cuda::LaunchConfig config{heads, slices, warps};
           if (op.shape.head_dim % (slices * 8) != 0) continue;
           if (op.shape.head_dim * heads / slices < warps * 8) continue;
           try {

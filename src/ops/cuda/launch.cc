@@ -8,9 +8,6 @@
 namespace replayssm::cuda {
 namespace {
 
-// What a multiprocessor's blocks share, less what every block costs.
-constexpr int kSharedBytes = 227 * 1024;
-
 bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device) {
   const int64_t rows = step.shape.head_dim * config.heads / config.slices;
   if (step.shape.head_dim % (config.slices * kPassRows) != 0) return false;
@@ -70,8 +67,7 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
 }
 
 std::string to_string(const LaunchConfig& config) {
-  return concat("heads=", config.heads, " slices=", config.slices, " warps=", config.warps,
-                " depth=", config.depth);
+  return concat("heads=", config.heads, " slices=", config.slices, " warps=", config.warps);
 }
 
 }  // namespace replayssm::cuda

@@ -29,7 +29,7 @@ struct StepDescription {
 StepDescription describe(const RecurrentStepParams& params);
 LaunchConfig choose_launch(const StepDescription& step, const Device& device);
 
-// "heads=2 slices=1 warps=4 depth=2".
+// "heads=2 slices=1 warps=4".
 std::string to_string(const LaunchConfig& config);
 
 }  // namespace replayssm::cuda

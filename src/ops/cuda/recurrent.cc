@@ -20,6 +20,7 @@ void check_step(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(kda ? p.state.ring_gate && p.channel_gate.scale && p.channel_gate.bias
                       : p.state.ring_g != nullptr,
                   "a state without gates");
+  REPLAYSSM_CHECK(p.batch.sequences < 65536, "sequences=", p.batch.sequences);
   REPLAYSSM_CHECK(p.rounding.seed == nullptr, "stochastic rounding is not computed here");
 }
 
@@ -42,16 +43,18 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
                       s.head_dim % (config.slices * kPassRows) == 0 &&
                       (config.heads == 1 || config.slices == 1) && config.warps >= 1 &&
-                      config.warps <= kMaxWarps && config.depth >= 1,
+                      config.warps <= kMaxWarps,
                   to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
   if (p.batch.sequences == 0) return;
   StepLaunch launch;
   launch.config = config;
   launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, config, 1);
-  launch.blocks_per_sequence = static_cast<int>(s.heads / config.heads * config.slices);
+  launch.slices = FastDivide(config.slices);
+  launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
+  launch.ring_rows = FastDivide(launch.layout.rows);
   launch.fold_all = fold_all;
   launch.target_slot = target_slot;
-  const int64_t blocks = p.batch.sequences * launch.blocks_per_sequence;
+  const int64_t blocks = s.heads / config.heads * config.slices;
   switch (s.family) {
     case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, blocks, stream);
     case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, blocks, stream);

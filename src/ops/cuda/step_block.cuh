@@ -2,10 +2,10 @@
 // ring and window in shared memory.
 #pragma once
 
+#include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/step_launch.h"
-#include "ops/cuda/stream.cuh"
 
 namespace replayssm::cuda {
 
@@ -30,25 +30,24 @@ struct BlockPlace {
 __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const StepLaunch& launch) {
   BlockPlace b;
   const auto& config = launch.config;
-  b.sequence = blockIdx.x / launch.blocks_per_sequence;
-  const int part = blockIdx.x % launch.blocks_per_sequence;
-  const int group = static_cast<int>(p.shape.heads / p.shape.key_heads);
-  const int slice = part % config.slices;
-  b.head = part / config.slices * config.heads;
+  b.sequence = blockIdx.y;
+  const int part = launch.slices.divide(blockIdx.x);
+  const int slice = blockIdx.x - part * config.slices;
+  b.head = part * config.heads;
   b.row = slice * launch.layout.columns;
-  b.key_head = b.head / group;
+  b.key_head = launch.group.divide(b.head);
   b.slot = p.batch.slot[b.sequence];
   b.token = launch.fold_all ? 0 : p.batch.query_start[b.sequence];
   b.window = launch.fold_all ? 0 : p.batch.query_start[b.sequence + 1] - b.token;
   b.target = launch.target_slot ? launch.target_slot[b.sequence] : b.slot;
   const bool keeps = !launch.fold_all && p.route != Route::kConventional;
   b.owns_gates = keeps && slice == 0;
-  b.owns_key = b.owns_gates && b.head % group == 0;
+  b.owns_key = b.owns_gates && launch.group.modulo(b.head) == 0;
   if (b.slot < 0) return b;
   const Cursor cursor = p.batch.cursors[b.slot];
   b.ring_row = static_cast<int64_t>(b.slot) * launch.layout.rows;
   b.ring_first =
-      static_cast<int>((cursor.ring_start - cursor.fold_count) % launch.layout.rows);
+      static_cast<int>(launch.ring_rows.modulo64(cursor.ring_start - cursor.fold_count));
   b.history = cursor.fold_count + cursor.ring_count;
   b.rows = b.history + b.window;
   b.stored = launch.fold_all                      ? b.history
@@ -69,29 +68,38 @@ class BlockRows {
                        char* shared)
       : p_(p), launch_(launch), layout_(launch.layout), b_(b), shared_(shared) {}
 
-  // Starts all loads; those that need arithmetic last. A wait and a barrier must follow.
+  // Starts all copies; a wait and a barrier must follow. Kimi Delta's decays are formed meanwhile.
   __device__ void fetch() const {
     fetch_keys();
     fetch_values();
-    fetch_gates();
     if constexpr (kFamily == Family::kKimiDelta) form_decays();
   }
 
-  // The window joins the ring, from shared memory.
+  // The window joins the ring, from shared memory; its gates follow with their heads.
   __device__ void append() const {
+#pragma unroll 1
     for (int j = b_.history; j < b_.rows; ++j) {
       const int64_t row = b_.physical(j, layout_.rows);
       copy_back(values_at(j), ring_value(row), layout_.value_bytes);
       if (b_.owns_key) copy_back(keys_at(j), ring_key(row), layout_.key_bytes);
-      if (!b_.owns_gates) continue;
-      const int heads = launch_.config.heads;
-      for (int h = threadIdx.x; h < heads; h += blockDim.x) {
-        const int64_t at = row * p_.shape.heads + b_.head + h;
-        p_.state.ring_b[at] = floats(layout_.strength)[j * heads + h];
-        if constexpr (kFamily != Family::kKimiDelta)
-          p_.state.ring_g[at] = floats(layout_.log_decay)[j * heads + h];
-      }
     }
+  }
+
+  // Write strength and log decay of row j of a head.
+  struct Gates {
+    float b, g;
+  };
+  __device__ Gates gates(int head, int j) const {
+    const int i = j - b_.history;
+    const int64_t at = gate_index(head, j);
+    if constexpr (kFamily == Family::kKimiDelta)
+      return {i < 0 ? p_.state.ring_b[at] : p_.b[at], 0.0f};
+    return {i < 0 ? p_.state.ring_b[at] : p_.b[at], i < 0 ? p_.state.ring_g[at] : p_.g[at]};
+  }
+  __device__ void append_gates(int head, int j, Gates gates) const {
+    const int64_t at = b_.physical(j, layout_.rows) * p_.shape.heads + b_.head + head;
+    p_.state.ring_b[at] = gates.b;
+    if constexpr (kFamily != Family::kKimiDelta) p_.state.ring_g[at] = gates.g;
   }
 
   // This lane's share of key j and of query i.
@@ -107,12 +115,6 @@ class BlockRows {
   __device__ void decays(int head, int j, int lane, float (&a)[kPerLane]) const {
     load_padded<M, kPerLane>(
         floats(layout_.decays) + (head * layout_.rows + j) * padded_width(kState), lane, a);
-  }
-  __device__ float strength(int head, int j) const {
-    return floats(layout_.strength)[j * launch_.config.heads + head];
-  }
-  __device__ float log_decay(int head, int j) const {
-    return floats(layout_.log_decay)[j * launch_.config.heads + head];
   }
   __device__ const Act* values(int j) const { return reinterpret_cast<const Act*>(values_at(j)); }
   __device__ float* scales() const { return floats(layout_.scales); }
@@ -152,50 +154,46 @@ class BlockRows {
   }
 
   __device__ static void copy_back(const char* from, char* to, int bytes) {
+#pragma unroll 1
     for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
       *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
   }
 
+  __device__ int64_t gate_index(int head, int j) const {
+    return (j < b_.history ? b_.physical(j, layout_.rows) : b_.token + (j - b_.history)) *
+               p_.shape.heads +
+           b_.head + head;
+  }
+
   __device__ void fetch_keys() const {
     constexpr int kCopies = kState * sizeof(Act) / 16;
-    const int total = b_.rows + b_.window;
-    for (int n = threadIdx.x; n < total * kCopies; n += blockDim.x) {
-      const int j = n / kCopies, at = n % kCopies * 16;
-      const int64_t head = b_.key_head * kState;
-      if (j < b_.rows) {
-        const char* from = j < b_.history ? ring_key(b_.physical(j, layout_.rows))
-                                          : window_row(p_.k, p_.k_stride, j - b_.history, head);
-        copy_async_16(keys_at(j) + at, from + at);
+    const int total = b_.rows + b_.window, at = threadIdx.x % kCopies * 16;
+#pragma unroll 1
+    for (int j = threadIdx.x / kCopies; j < total; j += blockDim.x / kCopies) {
+      const char* from;
+      char* to = keys_at(j);
+      if (j < b_.history) {
+        from = ring_key(b_.physical(j, layout_.rows));
+      } else if (j < b_.rows) {
+        from = window_row(p_.k, p_.k_stride, j - b_.history, b_.key_head * kState);
       } else {
-        copy_async_16(shared_ + layout_.queries + (j - b_.rows) * layout_.key_bytes + at,
-                      window_row(p_.q, p_.q_stride, j - b_.rows, head) + at);
+        from = window_row(p_.q, p_.q_stride, j - b_.rows, b_.key_head * kState);
+        to = shared_ + layout_.queries + (j - b_.rows) * layout_.key_bytes;
       }
+      copy_async_16(to + at, from + at);
     }
   }
 
+  // A warp copies a row at a time.
   __device__ void fetch_values() const {
     const int64_t column = b_.head * p_.shape.head_dim + b_.row;
-    // Threads side by side copy a row; the next rows go to the next such threads.
-    const int copies = layout_.value_bytes / 16, width = min(copies, int(blockDim.x));
-    const int lines = blockDim.x / width;
-    if (threadIdx.x >= lines * width) return;
-    for (int j = threadIdx.x / width; j < b_.rows; j += lines) {
+#pragma unroll 1
+    for (int j = threadIdx.x / 32; j < b_.rows; j += blockDim.x / 32) {
       const char* from = j < b_.history ? ring_value(b_.physical(j, layout_.rows))
                                         : window_row(p_.v, p_.v_stride, j - b_.history, column);
-      for (int at = threadIdx.x % width; at < copies; at += width)
-        copy_async_16(values_at(j) + at * 16, from + at * 16);
-    }
-  }
-
-  __device__ void fetch_gates() const {
-    const int heads = launch_.config.heads;
-    for (int n = threadIdx.x; n < b_.rows * heads; n += blockDim.x) {
-      const int j = n / heads, h = n - j * heads, i = j - b_.history;
-      const int64_t at = (i < 0 ? b_.physical(j, layout_.rows) : b_.token + i) * p_.shape.heads +
-                         b_.head + h;
-      copy_async_4(floats(layout_.strength) + n, (i < 0 ? p_.state.ring_b : p_.b) + at);
-      if constexpr (kFamily != Family::kKimiDelta)
-        copy_async_4(floats(layout_.log_decay) + n, (i < 0 ? p_.state.ring_g : p_.g) + at);
+#pragma unroll 1
+      for (int at = threadIdx.x % 32 * 16; at < layout_.value_bytes; at += 32 * 16)
+        copy_async_16(values_at(j) + at, from + at);
     }
   }
 
@@ -209,6 +207,7 @@ class BlockRows {
   __device__ void form_decays() const {
     constexpr int kElems = 4, kRuns = kState / kElems, kBatch = 4;
     const int total = launch_.config.heads * b_.rows * kRuns;
+#pragma unroll 1
     for (int first = threadIdx.x; first < total; first += kBatch * blockDim.x) {
       float raw[kBatch][kElems];
 #pragma unroll

@@ -26,7 +26,8 @@ class WarpHead {
         target_(strength_ + (4 * launch.layout.rows + 3) / 4 * 4),
         parts_(reinterpret_cast<uint16_t*>(target_ + padded_width(kState))) {}
 
-  // Row j of the current head: write strength, decay, what makes its raw key the recurrence's.
+  // Row j of the current head: write strength, decay, what makes its raw key the recurrence's
+  // (Mamba-2, whose keys are: its log decay).
   __device__ float strength(int j) const { return strength_[j]; }
   __device__ float decay(int j) const { return decay_[j]; }
   __device__ float factor(int j) const { return factor_[j]; }
@@ -34,17 +35,28 @@ class WarpHead {
   __device__ const float* target() const { return target_; }
   __device__ uint16_t* parts() const { return parts_; }
 
+  using Gates = typename Rows::Gates;
+
+  // The gates of a head's first 32 rows, one in each lane.
+  __device__ Gates gates(int head) const {
+    return lane_ < b_.rows ? rows_.gates(head, lane_) : Gates{};
+  }
+
   // Makes `head` of the block current. Columns [begin, end) of the block's outputs get the share of
-  // ring and window.
-  __device__ void prepare(int head, int begin, int end) {
+  // ring and window. The warp that has a head's first columns appends its gates.
+  __device__ void prepare(int head, const Gates& first, int begin, int end, bool appends) {
     __syncwarp();
+#pragma unroll 1
     for (int j = lane_; j < b_.rows; j += 32) {
-      strength_[j] = rows_.strength(head, j);
-      if constexpr (kFamily != Family::kKimiDelta) decay_[j] = expf(rows_.log_decay(head, j));
+      const Gates gates = j < 32 ? first : rows_.gates(head, j);
+      strength_[j] = gates.b;
+      if constexpr (kFamily == Family::kMamba2) factor_[j] = gates.g;
+      if constexpr (kFamily != Family::kKimiDelta) decay_[j] = expf(gates.g);
+      if (j >= b_.history && appends) rows_.append_gates(head, j, gates);
     }
     float t[kPerLane] = {};
     if (b_.window > 0) rows_.query(0, lane_ % kRowLanes, t);
-    if (is_delta(kFamily)) {
+    if constexpr (is_delta(kFamily)) {
       key_factors();
       const float scale = factor_of(t) * (1.0f / sqrtf(kState));
 #pragma unroll
@@ -56,7 +68,7 @@ class WarpHead {
       mixed = b_.stored;
       __syncwarp();
       if constexpr (kFamily == Family::kMamba2) {
-        scan_back(head, t);
+        scan_back(t);
       } else {
         walk_back(head, t);
       }
@@ -83,6 +95,7 @@ class WarpHead {
 
   __device__ void key_factors() {
     const int group = lane_ / kRowLanes;
+#pragma unroll 1
     for (int base = 0; base < b_.rows; base += 4) {
       float k[kPerLane];
       rows_.template key<Map>(min(base + group, b_.rows - 1), lane_ % kRowLanes, k);
@@ -92,8 +105,9 @@ class WarpHead {
   }
 
   // Mamba-2: no row changes the query, so that its products with all keys are independent.
-  __device__ void scan_back(int head, float (&t)[kPerLane]) {
+  __device__ void scan_back(float (&t)[kPerLane]) {
     const int group = lane_ / kRowLanes;
+#pragma unroll 1
     for (int base = b_.stored; base < b_.rows; base += 4) {
       const int j = min(base + group, b_.rows - 1);
       float k[kPerLane];
@@ -103,10 +117,11 @@ class WarpHead {
     }
     __syncwarp();
     float carried = 0;  // log decay of the rows so far, newest first
+#pragma unroll 1
     for (int newest = b_.rows - 1; newest >= b_.stored; newest -= 32) {
       const int j = newest - lane_;
       const bool active = j >= b_.stored;
-      float sum = active ? rows_.log_decay(head, j) : 0.0f;
+      float sum = active ? factor_[j] : 0.0f;
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const float newer = __shfl_up_sync(kAllLanes, sum, d);
@@ -125,6 +140,7 @@ class WarpHead {
   __device__ void walk_back(int head, float (&t)[kPerLane]) {
     const int lane = lane_ % kRowLanes;
     float newer = 1;
+#pragma unroll 1
     for (int j = b_.rows - 1; j >= b_.stored; --j) {
       float k[kPerLane];
       rows_.template key<Map>(j, lane, k);
@@ -152,6 +168,7 @@ class WarpHead {
   // outputs = sum over rows from `first` on of c_j v_j.
   __device__ void mix(int first, int begin, int end) const {
     constexpr int kElems = 4 / sizeof(Act) > 1 ? 2 : 1;
+#pragma unroll 1
     for (int column = begin + lane_ * kElems; column < end; column += 32 * kElems) {
       float sum[kElems] = {};
 #pragma unroll 4

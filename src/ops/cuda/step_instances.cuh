@@ -17,8 +17,8 @@ void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared),
              "recurrent_step: shared memory");
-  kernel<<<static_cast<unsigned>(blocks), 32 * launch.config.warps, bytes, stream>>>(params,
-                                                                                     launch);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(params.batch.sequences));
+  kernel<<<grid, 32 * launch.config.warps, bytes, stream>>>(params, launch);
   check_cuda(cudaGetLastError(), "recurrent_step");
 }
 

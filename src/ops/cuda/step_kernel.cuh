@@ -1,9 +1,9 @@
 // One decode step of the recurrence with windows of at most one token.
 //
-// Grid: one block per sequence and LaunchConfig's heads and slice. Each warp owns consecutive rows
-// of the states and streams them, kPassRows at a time, through its own ring in shared memory; eight
-// lanes share a row. The stream starts as soon as the block knows its slot. Meanwhile it copies ring
-// and window rows to shared memory (the only barrier), and each warp forms for its head
+// Grid: (heads and slices as LaunchConfig says, sequences). Each warp owns consecutive rows of the
+// states. It loads them straight to registers, kWords words of 16 bytes per lane at a time and one
+// such group ahead; the first leaves as soon as the block knows its slot. Meanwhile the block copies
+// ring and window rows to shared memory (the only barrier), and each warp forms for its head
 //
 //   t    the query walked back to the checkpoint (output_only), or the query itself
 //   c_j  what row j of ring and window adds to the output, c_j v_j
@@ -17,6 +17,37 @@
 
 namespace replayssm::cuda {
 
+// Words of 16 bytes that a lane holds of the states at once.
+inline constexpr int kWords = 8;
+
+// How a warp reads kPassRows rows of type S: with the lanes of `update` (eight a row), or with those
+// of MmaTarget (four a row).
+template <class S, int kState, bool kMma>
+struct Pass {
+  using Map = RowMap<S, kState>;
+  using Target = MmaTarget<std::conditional_t<kMma, S, Bf16>, kState>;
+  static constexpr int kPassWords = kPassRows * kState * int(sizeof(S)) / (32 * 16);
+  static constexpr int kPasses = kWords / kPassWords;  // of a group
+  static_assert(kPassWords > 0 && kPasses > 0);
+
+  // The words of passes [0, passes) of the rows from `rows` on.
+  __device__ static void load(const S* rows, int passes, uint4 (&words)[kWords]) {
+    const int lane = threadIdx.x % kRowLanes, group = threadIdx.x % 32 / kRowLanes;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int pass = i / kPassWords, n = i % kPassWords;
+      const S* from = rows + pass * kPassRows * kState;
+      if constexpr (kMma) {
+        from += Target::row() * kState + Target::element(n);
+      } else {
+        from += (n / Map::kChunks * (32 / kRowLanes) + group) * kState +
+                Map::element(n % Map::kChunks, lane);
+      }
+      if (pass < passes) words[i] = __ldcs(reinterpret_cast<const uint4*>(from));
+    }
+  }
+};
+
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState>
 class WarpStep {
  public:
@@ -28,101 +59,175 @@ class WarpStep {
   template <bool kCopy>
   using Source = std::conditional_t<kCopy, CopyT, Checkpoint>;
 
+  using Gates = typename WarpHead<kFamily, Act, kState>::Gates;
+
+  // The block's passes [begin, end) are this warp's. b lies in shared memory: registers are short.
   __device__ WarpStep(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
-                      const Rows& rows)
+                      const Rows& rows, int begin, int end)
       : p_(p),
         b_(b),
         rows_(rows),
         head_(p, launch, b, rows),
+        states_(states(p, b)),
         lane_(threadIdx.x % kRowLanes),
         group_(threadIdx.x % 32 / kRowLanes),
-        head_passes_(launch.config.slices > 1 ? launch.layout.columns / kPassRows
-                                              : static_cast<int>(p.shape.head_dim) / kPassRows) {}
+        head_passes_(static_cast<int>(p.shape.head_dim) / launch.config.slices / kPassRows),
+        begin_(begin),
+        end_(end) {}
 
-  // Passes [begin, end) of the block's rows, which `stream` brings from the read copy or from the
-  // checkpoint, head by head.
-  template <bool kCopy>
-  __device__ void run(WarpStream& stream, int begin, int end) {
-    Stage<kCopy> stage{stream};
-    while (begin < end) {
-      const int head = begin / head_passes_, stop = min(end, (head + 1) * head_passes_);
-      head_.prepare(head, begin * kPassRows, stop * kPassRows);
-      if (b_.replayed > 0) {
-        replay_rows<kCopy>(stage, head, begin, stop);
-      } else {
-        read_rows<kCopy>(stage, begin, stop);
-      }
-      begin = stop;
+  __device__ static bool use_copy(const BlockPlace& b) { return kHasCopy && b.stored == 0; }
+
+  // The first group of a block's rows from pass `begin` on.
+  __device__ static void start(const RecurrentStepParams& p, const BlockPlace& b, int begin,
+                               int stop, uint4 (&words)[kWords]) {
+    if (use_copy(b)) {
+      if constexpr (kHasCopy) load<true>(states(p, b), b.replayed > 0, begin, stop, words);
+    } else {
+      load<false>(states(p, b), b.replayed > 0, begin, stop, words);
+    }
+  }
+  // The rest, with what `start` has loaded and the gates of the first head.
+  __device__ void run(uint4 (&words)[kWords], Gates gates) {
+    if (use_copy(b_)) {
+      if constexpr (kHasCopy) run_heads<true>(words, gates);
+    } else {
+      run_heads<false>(words, gates);
     }
   }
 
  private:
-  // The stream, pass by pass.
   template <bool kCopy>
-  struct Stage {
-    using S = Source<kCopy>;
-    static constexpr int kPasses = stage_bytes(kState) / (kPassRows * kState * int(sizeof(S)));
-    WarpStream& stream;
-    int pass = 0;  // within the stage
-    const char* data = nullptr;
+  static constexpr bool kMma = !std::is_same_v<Source<kCopy>, float>;
+  template <bool kCopy>
+  static constexpr int kGroupPasses = Pass<Source<kCopy>, kState, false>::kPasses;
 
-    __device__ const S* rows() {
-      if (pass == 0) data = stream.wait();
-      return reinterpret_cast<const S*>(data) + pass * kPassRows * kState;
+  __device__ int stop_of(int pass) const {
+    return min(end_, (pass / head_passes_ + 1) * head_passes_);
+  }
+
+  // The block's first row.
+  __device__ static const char* states(const RecurrentStepParams& p, const BlockPlace& b) {
+    const int64_t row =
+        (static_cast<int64_t>(b.slot) * p.shape.heads + b.head) * p.shape.head_dim + b.row;
+    if (use_copy(b))
+      return static_cast<const char*>(p.state.read_copy.data) + row * kState * sizeof(CopyT);
+    return static_cast<const char*>(p.state.checkpoint) + row * kState * sizeof(Checkpoint);
+  }
+
+  // The group of passes from `pass` on, within `stop`.
+  template <bool kCopy>
+  __device__ static void load(const char* states, bool replays, int pass, int stop,
+                              uint4 (&words)[kWords]) {
+    using S = Source<kCopy>;
+    const S* from = reinterpret_cast<const S*>(states) + pass * kPassRows * kState;
+    if (kMma<kCopy> && !replays) {
+      Pass<S, kState, kMma<kCopy>>::load(from, stop - pass, words);
+    } else {
+      Pass<S, kState, false>::load(from, stop - pass, words);
     }
-    __device__ int left() const { return kPasses - pass; }
-    __device__ void advance(int passes) {
-      pass += passes;
-      if (pass == kPasses) {
-        pass = 0;
-        stream.release();
+  }
+
+  template <bool kCopy>
+  __device__ void run_heads(uint4 (&words)[kWords], Gates gates) {
+#pragma unroll 1
+    for (int pass = begin_; pass < end_;) {
+      const int head = pass / head_passes_, stop = stop_of(pass);
+      if (pass != begin_) gates = head_.gates(head);
+      head_.prepare(head, gates, pass * kPassRows, stop * kPassRows,
+                    b_.owns_gates && pass == head * head_passes_);
+      if (b_.replayed > 0) {
+        replay_groups<kCopy>(head, pass, stop, words);
+      } else if constexpr (kMma<kCopy>) {
+        read_groups_mma<kCopy>(pass, stop, words);
+      } else {
+        read_groups<kCopy>(pass, stop, words);
       }
+      pass = stop;
     }
-  };
+  }
+
+  template <bool kCopy>
+  __device__ void read_groups(int pass, int stop, uint4 (&words)[kWords]) {
+    float t[kPerLane];
+    load_padded<RowMap<float, kState>>(head_.target(), lane_, t);
+    run_groups<kCopy>(pass, stop, words, [&](const uint4* row_words, int at) {
+      float o[kLaneRows];
+#pragma unroll
+      for (int r = 0; r < kLaneRows; ++r) {
+        float s[kPerLane];
+        unpack<kCopy>(row_words, r, s);
+        o[r] = dot(s, t);
+      }
+      add_output(at, o);
+    });
+  }
+
+  template <bool kCopy>
+  __device__ void read_groups_mma(int pass, int stop, uint4 (&words)[kWords]) {
+    MmaTarget<Source<kCopy>, kState> target;
+    target.load(head_.target(), head_.parts());
+    run_groups<kCopy>(pass, stop, words, [&](const uint4* row_words, int at) {
+      const int column = at * kPassRows + target.row();
+      float o = target.multiply(row_words);
+      if (threadIdx.x % 4 != 0) return;
+      if constexpr (kCopy && kIs8Bit<CopyT>) o *= rows_.scales()[column];
+      rows_.outputs()[column] += o;
+    });
+  }
+
+  // Calls fn with the words of each pass of [pass, stop), and loads the group behind the current
+  // one, be it of the next head.
+  template <bool kCopy, class Fn>
+  __device__ void run_groups(int pass, int stop, uint4 (&words)[kWords], Fn&& fn) {
+    uint4 ahead[kWords];
+#pragma unroll 1
+    while (true) {
+      run_group<kCopy>(pass, stop, words, ahead, fn);
+      if (pass >= stop) break;
+      run_group<kCopy>(pass, stop, ahead, words, fn);
+      if (pass >= stop) return;
+    }
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = ahead[i];
+  }
+  template <bool kCopy, class Fn>
+  __device__ void run_group(int& pass, int stop, const uint4 (&words)[kWords],
+                            uint4 (&ahead)[kWords], Fn& fn) {
+    constexpr int kPasses = kGroupPasses<kCopy>;
+    const int first = pass;
+    pass = min(first + kPasses, stop);
+    if (pass < end_) load<kCopy>(states_, false, pass, pass < stop ? stop : stop_of(pass), ahead);
+#pragma unroll
+    for (int u = 0; u < kPasses; ++u)
+      if (first + u < stop) fn(words + u * (kWords / kPasses), first + u);
+  }
+
+  // The same for the recurrence, which needs the registers: other warps hide the loads.
+  template <bool kCopy>
+  __device__ void replay_groups(int head, int pass, int stop, uint4 (&words)[kWords]) {
+    constexpr int kPasses = kGroupPasses<kCopy>;
+#pragma unroll 1
+    while (pass < stop) {
+#pragma unroll
+      for (int u = 0; u < kPasses; ++u)
+        if (pass + u < stop) replay_pass<kCopy>(words + u * (kWords / kPasses), head, pass + u);
+      pass = min(pass + kPasses, stop);
+      if (pass < end_) load<kCopy>(states_, true, pass, pass < stop ? stop : stop_of(pass), words);
+    }
+  }
 
   __device__ int column(int pass, int r) const {
     return pass * kPassRows + r * kGroups + group_;
   }
 
-  // outputs += S t
+  // Row r of this lane.
   template <bool kCopy>
-  __device__ void read_rows(Stage<kCopy>& stage, int begin, int end) {
+  __device__ static void unpack(const uint4* words, int r, float (&s)[kPerLane]) {
     using S = Source<kCopy>;
-    if constexpr (std::is_same_v<S, float>) {
-      float t[kPerLane];
-      load_padded<RowMap<float, kState>>(head_.target(), lane_, t);
-      for (int pass = begin; pass < end; ++pass) {
-        const S* rows = stage.rows();
-        float s[kLaneRows][kPerLane], o[kLaneRows];
+    constexpr int kRowWords = kPerLane * int(sizeof(S)) / 16, kElems = 4 / sizeof(S);
+    const uint32_t* word = reinterpret_cast<const uint32_t*>(words + r * kRowWords);
 #pragma unroll
-        for (int r = 0; r < kLaneRows; ++r)
-          RowMap<S, kState>::load(rows + (r * kGroups + group_) * kState, lane_, s[r]);
-        stage.advance(1);
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) o[r] = dot(s[r], t);
-        add_output(pass, o);
-      }
-    } else {
-      MmaTarget<S, kState> target;
-      target.load(head_.target(), head_.parts());
-      const int row = threadIdx.x % 32 / 4;
-      for (int pass = begin; pass < end;) {
-        const S* rows = stage.rows() + row * kState;
-        const int passes = min(min(2, end - pass), stage.left());
-        float2 o = target.multiply(rows, passes == 2 ? rows + kPassRows * kState : rows);
-        if (threadIdx.x % 4 == 0) {
-          const int low = pass * kPassRows + row, high = low + kPassRows;
-          if constexpr (kIs8Bit<S>) {
-            o.x *= rows_.scales()[low];
-            if (passes == 2) o.y *= rows_.scales()[high];
-          }
-          rows_.outputs()[low] += o.x;
-          if (passes == 2) rows_.outputs()[high] += o.y;
-        }
-        stage.advance(passes);
-        pass += passes;
-      }
-    }
+    for (int i = 0; i < 4 * kRowWords; ++i) widen<S>(word[i], s + i * kElems);
   }
 
   __device__ void add_output(int pass, const float (&o)[kLaneRows]) {
@@ -132,34 +237,31 @@ class WarpStep {
 
   // Runs the recurrence over rows, stores them, outputs += S t.
   template <bool kCopy>
-  __device__ void replay_rows(Stage<kCopy>& stage, int head, int begin, int end) {
+  __device__ void replay_pass(const uint4* words, int head, int pass) {
     using S = Source<kCopy>;
     using Map = RowMap<S, kState>;
-    for (int pass = begin; pass < end; ++pass) {
-      const S* rows = stage.rows();
-      float s[kLaneRows][kPerLane];
+    float s[kLaneRows][kPerLane];
 #pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) {
-        Map::load(rows + (r * kGroups + group_) * kState, lane_, s[r]);
-        if constexpr (kCopy && kIs8Bit<S>) {
+    for (int r = 0; r < kLaneRows; ++r) {
+      unpack<kCopy>(words, r, s[r]);
+      if constexpr (kCopy && kIs8Bit<S>) {
 #pragma unroll
-          for (int e = 0; e < kPerLane; ++e) s[r][e] *= rows_.scales()[column(pass, r)];
-        }
+        for (int e = 0; e < kPerLane; ++e) s[r][e] *= rows_.scales()[column(pass, r)];
       }
-      stage.advance(1);
-      for (int j = 0; j < b_.replayed; ++j) {
-        update<Map>(head, j, pass, s);
-        if constexpr (!kCopy) {
-          if (j + 1 == b_.stored) store(pass, s);
-        }
-      }
-      if (b_.window == 0) continue;
-      float t[kPerLane], o[kLaneRows];
-      load_padded<Map>(head_.target(), lane_, t);
-#pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) o[r] = dot(s[r], t);
-      add_output(pass, o);
     }
+#pragma unroll 1
+    for (int j = 0; j < b_.replayed; ++j) {
+      update<Map>(head, j, pass, s);
+      if constexpr (!kCopy) {
+        if (j + 1 == b_.stored) store(pass, s);
+      }
+    }
+    if (b_.window == 0) return;
+    float t[kPerLane], o[kLaneRows];
+    load_padded<Map>(head_.target(), lane_, t);
+#pragma unroll
+    for (int r = 0; r < kLaneRows; ++r) o[r] = dot(s[r], t);
+    add_output(pass, o);
   }
 
   // The recurrence: one row of ring or window, in one order of operations for every route.
@@ -244,7 +346,8 @@ class WarpStep {
   const BlockPlace& b_;
   const Rows& rows_;
   WarpHead<kFamily, Act, kState> head_;
-  const int lane_, group_, head_passes_;
+  const char* const states_;
+  const int lane_, group_, head_passes_, begin_, end_;
 };
 
 // Outputs [begin, end) of the block's columns, from shared memory; null: zeros.
@@ -274,12 +377,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps, MINB)
     recurrent_step_kernel(const __grid_constant__ RecurrentStepParams p,
                           const __grid_constant__ StepLaunch launch) {
   using Step = WarpStep<kFamily, Act, Checkpoint, Read, kState>;
-  using CopyT = typename Step::CopyT;
   extern __shared__ __align__(128) char shared[];
   const auto& layout = launch.layout;
-  const int warp = threadIdx.x / 32, warps = launch.config.warps, depth = launch.config.depth;
-  const int passes = layout.columns / kPassRows;
-  const int begin = warp * passes / warps, end = (warp + 1) * passes / warps;
+  const int warp = threadIdx.x / 32, passes = layout.columns / kPassRows;
+  const int begin = warp * passes / launch.config.warps;
+  const int end = (warp + 1) * passes / launch.config.warps;
 
   const BlockPlace b = block_place(p, launch);
   if (b.slot < 0) {
@@ -289,36 +391,34 @@ __global__ void __launch_bounds__(32 * kMaxWarps, MINB)
   }
   if (b.rows == 0 || (b.window == 0 && !launch.fold_all)) return;
 
-  const bool use_copy = Step::kHasCopy && b.stored == 0;
-  const int row_bytes = kState * static_cast<int>(use_copy ? sizeof(CopyT) : sizeof(Checkpoint));
-  const int64_t first_row =
-      (static_cast<int64_t>(b.slot) * p.shape.heads + b.head) * p.shape.head_dim + b.row;
-  const char* states =
-      static_cast<const char*>(use_copy ? p.state.read_copy.data : p.state.checkpoint) +
-      (first_row + begin * kPassRows) * row_bytes;
-  WarpStream stream(states, (end - begin) * kPassRows * row_bytes, stage_bytes(kState), depth,
-                    shared + layout.stream + warp * depth * stage_bytes(kState),
-                    reinterpret_cast<uint64_t*>(shared + layout.barriers) + warp * depth);
-
-  BlockRows<kFamily, Act, kState> rows(p, launch, b, shared);
-  if (use_copy && kIs8Bit<CopyT>) {
-    for (int i = threadIdx.x; i < layout.columns; i += blockDim.x)
-      rows.scales()[i] = p.state.read_copy.scale[first_row + i];
+  const int head_passes = static_cast<int>(p.shape.head_dim) / launch.config.slices / kPassRows;
+  const int first_head = begin / head_passes;
+  uint4 words[kWords];
+  Step::start(p, b, begin, min(end, (first_head + 1) * head_passes), words);
+  typename Step::Gates gates{};
+  {
+    const BlockRows<kFamily, Act, kState> rows(p, launch, b, shared);
+    rows.fetch();
+    if (threadIdx.x % 32 < b.rows) gates = rows.gates(first_head, threadIdx.x % 32);
+    if (Step::use_copy(b) && kIs8Bit<typename Step::CopyT>) {
+      const int64_t row =
+          (static_cast<int64_t>(b.slot) * p.shape.heads + b.head) * p.shape.head_dim + b.row;
+      for (int i = threadIdx.x * 4; i < layout.columns; i += blockDim.x * 4)
+        copy_async_16(rows.scales() + i, p.state.read_copy.scale + row + i);
+    }
   }
-  rows.fetch();
+  __shared__ BlockPlace place;
+  if (threadIdx.x == 0) place = b;
   copy_async_wait();
   __syncthreads();
-  if (!launch.fold_all && p.route != Route::kConventional) rows.append();
 
-  Step step(p, launch, b, rows);
-  if (use_copy) {
-    if constexpr (Step::kHasCopy) step.template run<true>(stream, begin, end);
-  } else {
-    step.template run<false>(stream, begin, end);
-  }
+  const BlockRows<kFamily, Act, kState> rows(p, launch, place, shared);
+  if (place.window > 0 && p.route != Route::kConventional) rows.append();
+  Step(p, launch, place, rows, begin, end).run(words, gates);
   __syncwarp();
-  if (b.window > 0)
-    store_outputs<Act>(p, launch, b, b.token, rows.outputs(), begin * kPassRows, end * kPassRows);
+  if (place.window > 0)
+    store_outputs<Act>(p, launch, place, place.token, rows.outputs(), begin * kPassRows,
+                       end * kPassRows);
 }
 
 }  // namespace replayssm::cuda

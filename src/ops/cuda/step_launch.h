@@ -8,7 +8,7 @@ namespace replayssm::cuda {
 struct StepLaunch {
   LaunchConfig config;
   StepLayout layout;
-  int blocks_per_sequence = 0;
+  FastDivide slices, group, ring_rows;   // by slices, by heads of a key head, by ring rows
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 };

@@ -14,7 +14,6 @@ struct LaunchConfig {
   int heads = 1;   // value heads of a block; more than one only without slices
   int slices = 1;  // pieces that a head's rows are cut into
   int warps = 4;   // at most kMaxWarps
-  int depth = 2;   // stages of a warp's stream in flight
 
   friend bool operator==(const LaunchConfig&, const LaunchConfig&) = default;
 };
@@ -24,10 +23,33 @@ inline constexpr int kMaxWarps = 4;
 // Rows of a state that a warp takes at once.
 inline constexpr int kPassRows = 8;
 
-// Bytes of a stage: kPassRows rows of fp32.
-constexpr int stage_bytes(int64_t state_dim) {
-  return static_cast<int>(kPassRows * state_dim * sizeof(float));
-}
+// Division of small numbers by a number known on the host.
+struct FastDivide {
+  uint32_t divisor = 1, magic = 0;
+
+  constexpr FastDivide() = default;
+  constexpr explicit FastDivide(uint32_t by)
+      : divisor(by), magic(static_cast<uint32_t>((uint64_t{1} << 32) / by)) {}
+
+  // x < 2^32.
+  constexpr uint32_t modulo(uint32_t x) const {
+    if (divisor == 1) return 0;
+    const auto quotient = static_cast<uint32_t>((uint64_t{x} * magic) >> 32);
+    const uint32_t rest = x - quotient * divisor;  // the quotient is at most one too small
+    return rest >= divisor ? rest - divisor : rest;
+  }
+  constexpr uint32_t divide(uint32_t x) const {
+    if (divisor == 1) return x;
+    const auto quotient = static_cast<uint32_t>((uint64_t{x} * magic) >> 32);
+    return quotient + (x - quotient * divisor >= divisor ? 1 : 0);
+  }
+  // Any x; divisor < 2^16.
+  constexpr uint32_t modulo64(uint64_t x) const {
+    const uint32_t high = modulo(static_cast<uint32_t>(x >> 32));
+    const uint32_t step = modulo(modulo(0xffffffffu) + 1);  // 2^32
+    return modulo(high * step + modulo(static_cast<uint32_t>(x)));
+  }
+};
 
 // Floats of a padded row: four more behind every 32, so that eight lanes reading rows as any element
 // type lays them out meet no bank twice.
@@ -39,10 +61,8 @@ constexpr int padded_width(int state_dim) { return padded_index(state_dim); }
 struct StepLayout {
   int rows = 0, columns = 0;
   int key_bytes = 0, value_bytes = 0;  // from row to row
-  int stream = 0, barriers = 0;        // the warps' stages
   int keys = 0, queries = 0;           // [rows], [window]: as they came
   int values = 0;                      // [rows, columns] as they came
-  int strength = 0, log_decay = 0;     // [rows, heads]
   int decays = 0;                      // Kimi Delta: [heads, rows] padded rows
   int scales = 0;                      // [columns] of an 8-bit read copy
   int outputs = 0;                     // [columns] fp32
@@ -71,13 +91,9 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   s.key_bytes = state * act;
   s.value_bytes = s.columns * act;
   s.scratch_bytes = scratch_bytes(s.rows, state);
-  s.stream = take(config.warps * config.depth * stage_bytes(shape.state_dim));
-  s.barriers = take(config.warps * config.depth * 8);
   s.keys = take(s.rows * s.key_bytes);
   s.queries = take(window * s.key_bytes);
   s.values = take(s.rows * s.value_bytes);
-  s.strength = take(config.heads * s.rows * 4);
-  s.log_decay = take(config.heads * s.rows * 4);
   if (shape.family == Family::kKimiDelta)
     s.decays = take(config.heads * s.rows * 4 * padded_width(state));
   s.scales = take(s.columns * 4);

@@ -1,7 +1,10 @@
 // S t of 16-bit and 8-bit states on the tensor cores. The state's elements are exact as 16-bit
-// operands; t is the sum of three 16-bit parts, which keep its 24 bits, one column each. Sums are
-// fp32. Which columns of S an instruction calls k is free, so that each lane loads its operands as
-// 16 consecutive bytes.
+// operands; t is the sum of three 16-bit parts, which keep its 24 bits. Sums are fp32.
+//
+// An instruction multiplies a [16, 16] tile by eight columns. Its rows 0 .. 7 and 8 .. 15 are the
+// same eight rows of S, four and four of eight consecutive elements of each lane, so that a lane's
+// operand is 16 bytes as they lie in memory: columns 0 .. 2 are the parts of t that meet the former,
+// 3 .. 5 those that meet the latter.
 #pragma once
 
 #include "ops/cuda/elements.cuh"
@@ -58,60 +61,58 @@ template <class S, int kState>
 class MmaTarget {
  public:
   using Operand = typename MmaOperand<S>::type;
-  static constexpr int kElems = 16 / sizeof(S);  // of a lane's load
-  static constexpr int kLoads = kState / kElems / 4;
-  static constexpr int kSteps = kState / 16, kStepsPerLoad = kElems / 4;
-  static_assert(kLoads > 0);
+  static constexpr int kElems = 16 / sizeof(S);  // of a lane's word
+  static constexpr int kWords = kState / kElems / 4;
+  static constexpr int kSteps = kElems / 8;  // instructions per word
+  static_assert(kWords > 0);
+
+  // Where word i of this lane lies in its row, and which of eight rows that is.
+  __device__ static int element(int i) { return (i * 4 + threadIdx.x % 4) * kElems; }
+  __device__ static int row() { return threadIdx.x % 32 / 4; }
 
   // target: padded fp32 in shared memory; parts: [3, kState] there. All lanes of the warp call.
   __device__ void load(const float* target, uint16_t* parts) {
     const int lane = threadIdx.x % 32, column = lane / 4;
     split(target, parts, lane);
     __syncwarp();
+    const uint16_t* from = parts + column % 3 * kState + column / 3 * 2;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const uint16_t* from = parts + column * kState + (i * 4 + lane % 4) * kElems;
+    for (int i = 0; i < kWords; ++i)
 #pragma unroll
-      for (int s = 0; s < kStepsPerLoad; ++s) {
-        uint2 word{0, 0};
-        if (column < 3) word = *reinterpret_cast<const uint2*>(from + 4 * s);
-        b_[i * kStepsPerLoad + s][0] = word.x;
-        b_[i * kStepsPerLoad + s][1] = word.y;
-      }
-    }
+      for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          b_[i][s][half] = column < 6 ? *reinterpret_cast<const uint32_t*>(
+                                            from + element(i) + 8 * s + 4 * half)
+                                      : 0;
     __syncwarp();
   }
 
-  // The products with rows `low` and `high` of this lane's pair (lane / 4, and eight below): valid
-  // in lanes that are multiples of 4.
-  __device__ float2 multiply(const S* low, const S* high) const {
-    const int lane = threadIdx.x % 4;
+  // The product of t with the row whose words these are, in each of its four lanes.
+  __device__ float multiply(const uint4* words) const {
     float c[4] = {};
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const uint4 x = *reinterpret_cast<const uint4*>(low + (i * 4 + lane) * kElems);
-      const uint4 y = *reinterpret_cast<const uint4*>(high + (i * 4 + lane) * kElems);
-      const uint32_t* xs = reinterpret_cast<const uint32_t*>(&x);
-      const uint32_t* ys = reinterpret_cast<const uint32_t*>(&y);
+    for (int i = 0; i < kWords; ++i) {
+      const uint32_t* word = reinterpret_cast<const uint32_t*>(words + i);
 #pragma unroll
-      for (int s = 0; s < kStepsPerLoad; ++s) {
+      for (int s = 0; s < kSteps; ++s) {
         uint32_t a[4];
         if constexpr (sizeof(S) == 2) {
-          a[0] = xs[2 * s];
-          a[1] = ys[2 * s];
-          a[2] = xs[2 * s + 1];
-          a[3] = ys[2 * s + 1];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) a[e] = word[e];
         } else {
-          halves<S>(xs[s], a[0], a[2]);
-          halves<S>(ys[s], a[1], a[3]);
+          halves<S>(word[2 * s], a[0], a[1]);
+          halves<S>(word[2 * s + 1], a[2], a[3]);
         }
-        const auto& b = b_[i * kStepsPerLoad + s];
-        mma<Operand>(c, a, b[0], b[1]);
+        mma<Operand>(c, a, b_[i][s][0], b_[i][s][1]);
       }
     }
-    // Columns 0 and 1 are in this lane, column 2 in the next.
-    const float x = __shfl_xor_sync(kAllLanes, c[0], 1), y = __shfl_xor_sync(kAllLanes, c[2], 1);
-    return make_float2(inverse_scale_ * (c[0] + (c[1] + x)), inverse_scale_ * (c[2] + (c[3] + y)));
+    // Of this lane's columns 2 lane and 2 lane + 1, rows 0 .. 7 in c[0] and c[1].
+    const int lane = threadIdx.x % 4;
+    float sum = lane == 0 ? c[0] + c[1] : lane == 1 ? c[0] + c[3] : lane == 2 ? c[2] + c[3] : 0;
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    return inverse_scale_ * sum;
   }
 
  private:
@@ -147,7 +148,7 @@ class MmaTarget {
     }
   }
 
-  uint32_t b_[kSteps][2];
+  uint32_t b_[kWords][kSteps][2];
   float inverse_scale_ = 1;
 };
 

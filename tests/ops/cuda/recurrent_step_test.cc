@@ -74,8 +74,7 @@ TEST_P(CudaStep, AnyFlushScheduleGivesTheConventionalState) {
     pool.cursors[0].ring_start += random() % 1000;  // any ring start
     pool.cursors[0].ring_limit = 1 + random() % ring.buffer_len;
     const Route route = kRoutes[1 + trial % 2];
-    const cuda::LaunchConfig config{.heads = 1, .slices = 1, .warps = 1 << trial % 2,
-                                    .depth = 1 + trial % 3};
+    const cuda::LaunchConfig config{.heads = 1, .slices = 1, .warps = 1 << trial % 2};
     const auto cut = trial % 3 == 2 || c.shape.head_dim < 16 ? std::optional<cuda::LaunchConfig>{}
                                                             : config;
     decode(c, pool, route, in, 0, tokens, 1, 0, cut);
@@ -106,7 +105,7 @@ TEST_P(CudaStep, NeighboursOrderAndLaunchChangeNoBit) {
       EXPECT_EQ(std::ranges::count(batch[1], 0.0f), std::ssize(batch[1]));
       const int where[] = {2, 4, 0, 3};
       for (int s = 0; s < 4; ++s) {
-        const cuda::LaunchConfig small{.heads = 1, .slices = 1, .warps = 1, .depth = 1};
+        const cuda::LaunchConfig small{.heads = 1, .slices = 1, .warps = 1};
         const auto single = run(c, alone, route, {{&in[s], t, t + 1, s, {}}},
                                 t % 2 ? std::optional(small) : std::nullopt)[0];
         EXPECT_EQ(single, batch[where[s]]) << name(c) << " " << route_name(route) << " t=" << t;

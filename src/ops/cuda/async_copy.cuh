@@ -1,0 +1,24 @@
+// Copies from global to shared memory that pass no register.
+#pragma once
+
+#include <cstdint>
+
+namespace replayssm::cuda {
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ inline void copy_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+               "l"(global)
+               : "memory");
+}
+__device__ inline void copy_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)),
+               "l"(global)
+               : "memory");
+}
+__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+}  // namespace replayssm::cuda
