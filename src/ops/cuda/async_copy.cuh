@@ -19,6 +19,12 @@ __device__ inline void copy_async_4(void* shared, const void* global) {
                "l"(global)
                : "memory");
 }
+__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the newest kGroups groups of this thread are here.
+template <int kGroups>
+__device__ inline void copy_async_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
 __device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace replayssm::cuda

@@ -117,6 +117,10 @@ class BlockRows {
         floats(layout_.decays) + (head * layout_.rows + j) * padded_width(kState), lane, a);
   }
   __device__ const Act* values(int j) const { return reinterpret_cast<const Act*>(values_at(j)); }
+  // A thread's ring of words, group by group; those of a warp's lanes lie side by side.
+  __device__ char* stream(int thread) const {
+    return shared_ + layout_.stream + thread / 32 * (kDepth * kWords * 32 * 16) + thread % 32 * 16;
+  }
   __device__ float* scales() const { return floats(layout_.scales); }
   __device__ float* outputs() const { return floats(layout_.outputs); }
   __device__ char* scratch(int warp) const {

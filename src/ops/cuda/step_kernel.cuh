@@ -1,9 +1,10 @@
 // One decode step of the recurrence with windows of at most one token.
 //
 // Grid: (heads and slices as LaunchConfig says, sequences). Each warp owns consecutive rows of the
-// states. It loads them straight to registers, kWords words of 16 bytes per lane at a time and one
-// such group ahead; the first leaves as soon as the block knows its slot. Meanwhile the block copies
-// ring and window rows to shared memory (the only barrier), and each warp forms for its head
+// states. Each of its lanes streams the words that it will use through its own ring in shared memory,
+// kWords words of 16 bytes at a time and kDepth such groups ahead; the first leave as soon as the
+// block knows its slot. Meanwhile the block copies ring and window rows to shared memory (the only
+// barrier), and each warp forms for its head
 //
 //   t    the query walked back to the checkpoint (output_only), or the query itself
 //   c_j  what row j of ring and window adds to the output, c_j v_j
@@ -17,11 +18,8 @@
 
 namespace replayssm::cuda {
 
-// Words of 16 bytes that a lane holds of the states at once.
-inline constexpr int kWords = 8;
-
-// How a warp reads kPassRows rows of type S: with the lanes of `update` (eight a row), or with those
-// of MmaTarget (four a row).
+// Which words of kPassRows rows of type S a lane uses: with the lanes of `update` (eight a row), or
+// with those of MmaTarget (four a row).
 template <class S, int kState, bool kMma>
 struct Pass {
   using Map = RowMap<S, kState>;
@@ -30,20 +28,25 @@ struct Pass {
   static constexpr int kPasses = kWords / kPassWords;  // of a group
   static_assert(kPassWords > 0 && kPasses > 0);
 
-  // The words of passes [0, passes) of the rows from `rows` on.
-  __device__ static void load(const S* rows, int passes, uint4 (&words)[kWords]) {
+  // Fetches passes [0, passes) of the rows from `rows` on.
+  __device__ static void fetch(const S* rows, int passes, char* target) {
     const int lane = threadIdx.x % kRowLanes, group = threadIdx.x % 32 / kRowLanes;
+    if constexpr (kMma) {
+      rows += Target::row() * kState + Target::element(0);
+    } else {
+      rows += group * kState + Map::element(0, lane);
+    }
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       const int pass = i / kPassWords, n = i % kPassWords;
-      const S* from = rows + pass * kPassRows * kState;
+      int offset = pass * kPassRows * kState;
       if constexpr (kMma) {
-        from += Target::row() * kState + Target::element(n);
+        offset += n * 4 * Target::kElems;
       } else {
-        from += (n / Map::kChunks * (32 / kRowLanes) + group) * kState +
-                Map::element(n % Map::kChunks, lane);
+        offset += n / Map::kChunks * (32 / kRowLanes) * kState +
+                  n % Map::kChunks * kRowLanes * Map::kElems;
       }
-      if (pass < passes) words[i] = __ldcs(reinterpret_cast<const uint4*>(from));
+      if (pass < passes) copy_async_16(target + i * 32 * 16, rows + offset);
     }
   }
 };
@@ -61,7 +64,7 @@ class WarpStep {
 
   using Gates = typename WarpHead<kFamily, Act, kState>::Gates;
 
-  // The block's passes [begin, end) are this warp's. b lies in shared memory: registers are short.
+  // The block's passes [begin, end) are this warp's.
   __device__ WarpStep(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
                       const Rows& rows, int begin, int end)
       : p_(p),
@@ -69,29 +72,28 @@ class WarpStep {
         rows_(rows),
         head_(p, launch, b, rows),
         states_(states(p, b)),
+        buffer_(rows.stream(threadIdx.x)),
         lane_(threadIdx.x % kRowLanes),
         group_(threadIdx.x % 32 / kRowLanes),
         head_passes_(static_cast<int>(p.shape.head_dim) / launch.config.slices / kPassRows),
         begin_(begin),
-        end_(end) {}
+        end_(end),
+        fetched_(begin) {}
 
   __device__ static bool use_copy(const BlockPlace& b) { return kHasCopy && b.stored == 0; }
 
-  // The first group of a block's rows from pass `begin` on.
-  __device__ static void start(const RecurrentStepParams& p, const BlockPlace& b, int begin,
-                               int stop, uint4 (&words)[kWords]) {
-    if (use_copy(b)) {
-      if constexpr (kHasCopy) load<true>(states(p, b), b.replayed > 0, begin, stop, words);
-    } else {
-      load<false>(states(p, b), b.replayed > 0, begin, stop, words);
-    }
+  __device__ Gates first_gates() const { return head_.gates(begin_ / head_passes_); }
+
+  // Fetches the first groups of rows.
+  __device__ void start() {
+    for (int i = 0; i < kDepth; ++i) fetch();
   }
-  // The rest, with what `start` has loaded and the gates of the first head.
-  __device__ void run(uint4 (&words)[kWords], Gates gates) {
+  // The rest, with the gates of the first head.
+  __device__ void run(Gates gates) {
     if (use_copy(b_)) {
-      if constexpr (kHasCopy) run_heads<true>(words, gates);
+      if constexpr (kHasCopy) run_heads<true>(gates);
     } else {
-      run_heads<false>(words, gates);
+      run_heads<false>(gates);
     }
   }
 
@@ -114,21 +116,34 @@ class WarpStep {
     return static_cast<const char*>(p.state.checkpoint) + row * kState * sizeof(Checkpoint);
   }
 
-  // The group of passes from `pass` on, within `stop`.
-  template <bool kCopy>
-  __device__ static void load(const char* states, bool replays, int pass, int stop,
-                              uint4 (&words)[kWords]) {
-    using S = Source<kCopy>;
-    const S* from = reinterpret_cast<const S*>(states) + pass * kPassRows * kState;
-    if (kMma<kCopy> && !replays) {
-      Pass<S, kState, kMma<kCopy>>::load(from, stop - pass, words);
-    } else {
-      Pass<S, kState, false>::load(from, stop - pass, words);
+  // Fetches the next group of passes; groups end where heads do.
+  __device__ void fetch() {
+    if (fetched_ < end_) {
+      const int stop = stop_of(fetched_);
+      if (use_copy(b_)) {
+        if constexpr (kHasCopy) fetch<true>(stop);
+      } else {
+        fetch<false>(stop);
+      }
     }
+    copy_async_commit();
+  }
+  template <bool kCopy>
+  __device__ void fetch(int stop) {
+    using S = Source<kCopy>;
+    const S* from = reinterpret_cast<const S*>(states_) + fetched_ * kPassRows * kState;
+    char* to = buffer_ + fetch_slot_ * kWords * 32 * 16;
+    if (kMma<kCopy> && b_.replayed == 0) {
+      Pass<S, kState, kMma<kCopy>>::fetch(from, stop - fetched_, to);
+    } else {
+      Pass<S, kState, false>::fetch(from, stop - fetched_, to);
+    }
+    fetched_ = min(fetched_ + kGroupPasses<kCopy>, stop);
+    fetch_slot_ = fetch_slot_ + 1 == kDepth ? 0 : fetch_slot_ + 1;
   }
 
   template <bool kCopy>
-  __device__ void run_heads(uint4 (&words)[kWords], Gates gates) {
+  __device__ void run_heads(Gates gates) {
 #pragma unroll 1
     for (int pass = begin_; pass < end_;) {
       const int head = pass / head_passes_, stop = stop_of(pass);
@@ -136,21 +151,23 @@ class WarpStep {
       head_.prepare(head, gates, pass * kPassRows, stop * kPassRows,
                     b_.owns_gates && pass == head * head_passes_);
       if (b_.replayed > 0) {
-        replay_groups<kCopy>(head, pass, stop, words);
+        run_groups<kCopy>(pass, stop, [&](const uint4* words, int at) {
+          replay_pass<kCopy>(words, head, at);
+        });
       } else if constexpr (kMma<kCopy>) {
-        read_groups_mma<kCopy>(pass, stop, words);
+        read_groups_mma<kCopy>(pass, stop);
       } else {
-        read_groups<kCopy>(pass, stop, words);
+        read_groups<kCopy>(pass, stop);
       }
       pass = stop;
     }
   }
 
   template <bool kCopy>
-  __device__ void read_groups(int pass, int stop, uint4 (&words)[kWords]) {
+  __device__ void read_groups(int pass, int stop) {
     float t[kPerLane];
     load_padded<RowMap<float, kState>>(head_.target(), lane_, t);
-    run_groups<kCopy>(pass, stop, words, [&](const uint4* row_words, int at) {
+    run_groups<kCopy>(pass, stop, [&](const uint4* row_words, int at) {
       float o[kLaneRows];
 #pragma unroll
       for (int r = 0; r < kLaneRows; ++r) {
@@ -163,10 +180,10 @@ class WarpStep {
   }
 
   template <bool kCopy>
-  __device__ void read_groups_mma(int pass, int stop, uint4 (&words)[kWords]) {
+  __device__ void read_groups_mma(int pass, int stop) {
     MmaTarget<Source<kCopy>, kState> target;
     target.load(head_.target(), head_.parts());
-    run_groups<kCopy>(pass, stop, words, [&](const uint4* row_words, int at) {
+    run_groups<kCopy>(pass, stop, [&](const uint4* row_words, int at) {
       const int column = at * kPassRows + target.row();
       float o = target.multiply(row_words);
       if (threadIdx.x % 4 != 0) return;
@@ -175,44 +192,23 @@ class WarpStep {
     });
   }
 
-  // Calls fn with the words of each pass of [pass, stop), and loads the group behind the current
-  // one, be it of the next head.
+  // Calls fn with the words of each pass of [pass, stop), and fetches as many groups ahead.
   template <bool kCopy, class Fn>
-  __device__ void run_groups(int pass, int stop, uint4 (&words)[kWords], Fn&& fn) {
-    uint4 ahead[kWords];
-#pragma unroll 1
-    while (true) {
-      run_group<kCopy>(pass, stop, words, ahead, fn);
-      if (pass >= stop) break;
-      run_group<kCopy>(pass, stop, ahead, words, fn);
-      if (pass >= stop) return;
-    }
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = ahead[i];
-  }
-  template <bool kCopy, class Fn>
-  __device__ void run_group(int& pass, int stop, const uint4 (&words)[kWords],
-                            uint4 (&ahead)[kWords], Fn& fn) {
-    constexpr int kPasses = kGroupPasses<kCopy>;
-    const int first = pass;
-    pass = min(first + kPasses, stop);
-    if (pass < end_) load<kCopy>(states_, false, pass, pass < stop ? stop : stop_of(pass), ahead);
-#pragma unroll
-    for (int u = 0; u < kPasses; ++u)
-      if (first + u < stop) fn(words + u * (kWords / kPasses), first + u);
-  }
-
-  // The same for the recurrence, which needs the registers: other warps hide the loads.
-  template <bool kCopy>
-  __device__ void replay_groups(int head, int pass, int stop, uint4 (&words)[kWords]) {
+  __device__ void run_groups(int pass, int stop, Fn&& fn) {
     constexpr int kPasses = kGroupPasses<kCopy>;
 #pragma unroll 1
-    while (pass < stop) {
+    for (; pass < stop; pass += kPasses) {
+      copy_async_wait_but<kDepth - 1>();
+      uint4 words[kWords];
+      const char* from = buffer_ + slot_ * kWords * 32 * 16;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+        words[i] = *reinterpret_cast<const uint4*>(from + i * 32 * 16);
+      slot_ = slot_ + 1 == kDepth ? 0 : slot_ + 1;
+      fetch();
 #pragma unroll
       for (int u = 0; u < kPasses; ++u)
-        if (pass + u < stop) replay_pass<kCopy>(words + u * (kWords / kPasses), head, pass + u);
-      pass = min(pass + kPasses, stop);
-      if (pass < end_) load<kCopy>(states_, true, pass, pass < stop ? stop : stop_of(pass), words);
+        if (pass + u < stop) fn(words + u * (kWords / kPasses), pass + u);
     }
   }
 
@@ -347,7 +343,10 @@ class WarpStep {
   const Rows& rows_;
   WarpHead<kFamily, Act, kState> head_;
   const char* const states_;
+  char* const buffer_;  // this lane's ring
   const int lane_, group_, head_passes_, begin_, end_;
+  int fetched_;  // passes before this one are here or on their way
+  int fetch_slot_ = 0, slot_ = 0;
 };
 
 // Outputs [begin, end) of the block's columns, from shared memory; null: zeros.
@@ -391,34 +390,24 @@ __global__ void __launch_bounds__(32 * kMaxWarps, MINB)
   }
   if (b.rows == 0 || (b.window == 0 && !launch.fold_all)) return;
 
-  const int head_passes = static_cast<int>(p.shape.head_dim) / launch.config.slices / kPassRows;
-  const int first_head = begin / head_passes;
-  uint4 words[kWords];
-  Step::start(p, b, begin, min(end, (first_head + 1) * head_passes), words);
-  typename Step::Gates gates{};
-  {
-    const BlockRows<kFamily, Act, kState> rows(p, launch, b, shared);
-    rows.fetch();
-    if (threadIdx.x % 32 < b.rows) gates = rows.gates(first_head, threadIdx.x % 32);
-    if (Step::use_copy(b) && kIs8Bit<typename Step::CopyT>) {
-      const int64_t row =
-          (static_cast<int64_t>(b.slot) * p.shape.heads + b.head) * p.shape.head_dim + b.row;
-      for (int i = threadIdx.x * 4; i < layout.columns; i += blockDim.x * 4)
-        copy_async_16(rows.scales() + i, p.state.read_copy.scale + row + i);
-    }
+  const BlockRows<kFamily, Act, kState> rows(p, launch, b, shared);
+  Step step(p, launch, b, rows, begin, end);
+  step.start();
+  rows.fetch();
+  const auto gates = step.first_gates();
+  if (Step::use_copy(b) && kIs8Bit<typename Step::CopyT>) {
+    const int64_t row =
+        (static_cast<int64_t>(b.slot) * p.shape.heads + b.head) * p.shape.head_dim + b.row;
+    for (int i = threadIdx.x * 4; i < layout.columns; i += blockDim.x * 4)
+      copy_async_16(rows.scales() + i, p.state.read_copy.scale + row + i);
   }
-  __shared__ BlockPlace place;
-  if (threadIdx.x == 0) place = b;
   copy_async_wait();
   __syncthreads();
-
-  const BlockRows<kFamily, Act, kState> rows(p, launch, place, shared);
-  if (place.window > 0 && p.route != Route::kConventional) rows.append();
-  Step(p, launch, place, rows, begin, end).run(words, gates);
+  if (b.window > 0 && p.route != Route::kConventional) rows.append();
+  step.run(gates);
   __syncwarp();
-  if (place.window > 0)
-    store_outputs<Act>(p, launch, place, place.token, rows.outputs(), begin * kPassRows,
-                       end * kPassRows);
+  if (b.window > 0)
+    store_outputs<Act>(p, launch, b, b.token, rows.outputs(), begin * kPassRows, end * kPassRows);
 }
 
 }  // namespace replayssm::cuda

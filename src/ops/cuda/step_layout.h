@@ -23,6 +23,9 @@ inline constexpr int kMaxWarps = 4;
 // Rows of a state that a warp takes at once.
 inline constexpr int kPassRows = 8;
 
+// Words of 16 bytes that a lane has in flight: so many groups of so many.
+inline constexpr int kWords = 8, kDepth = DEPTH;
+
 // Division of small numbers by a number known on the host.
 struct FastDivide {
   uint32_t divisor = 1, magic = 0;
@@ -60,6 +63,7 @@ constexpr int padded_width(int state_dim) { return padded_index(state_dim); }
 // the rows of the state that a block owns, over all its heads.
 struct StepLayout {
   int rows = 0, columns = 0;
+  int stream = 0;                      // [threads] rings of words
   int key_bytes = 0, value_bytes = 0;  // from row to row
   int keys = 0, queries = 0;           // [rows], [window]: as they came
   int values = 0;                      // [rows, columns] as they came
@@ -91,6 +95,7 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   s.key_bytes = state * act;
   s.value_bytes = s.columns * act;
   s.scratch_bytes = scratch_bytes(s.rows, state);
+  s.stream = take(config.warps * 32 * kDepth * kWords * 16);
   s.keys = take(s.rows * s.key_bytes);
   s.queries = take(window * s.key_bytes);
   s.values = take(s.rows * s.value_bytes);
