@@ -1,4 +1,4 @@
-// Copies from global to shared memory that pass no register.
+// Copies from global to shared memory that pass no register; waiting for the kernel before.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,15 @@ namespace replayssm::cuda {
 
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// The next kernel of the stream may start as soon as it finds room; this one reads nothing before all
+// kernels before it are done.
+__device__ inline void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 __device__ inline void copy_async_16(void* shared, const void* global) {

@@ -1,6 +1,9 @@
 #include "ops/cuda/recurrent.h"
 
+#include <bit>
+
 #include "core/check.h"
+#include "ops/cuda/check_cuda.h"
 #include "ops/cuda/step_instances.h"
 #include "ops/cuda/step_launch.h"
 
@@ -24,6 +27,15 @@ void check_step(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(p.rounding.seed == nullptr, "stochastic rounding is not computed here");
 }
 
+// Whether kernels of the current device can wait for their predecessors themselves.
+bool has_dependent_launch() {
+  int device = 0, major = 0;
+  check_cuda(cudaGetDevice(&device), "recurrent_step");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+             "recurrent_step");
+  return major >= 9;
+}
+
 template <Family kFamily>
 void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, int64_t blocks,
                    cudaStream_t stream) {
@@ -42,16 +54,22 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
                       s.head_dim % (config.slices * kPassRows) == 0 &&
-                      (config.heads == 1 || config.slices == 1) && config.warps >= 1 &&
+                      (config.heads == 1 || config.slices == 1) && std::has_single_bit(unsigned(config.warps)) &&
                       config.warps <= kMaxWarps,
                   to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
   if (p.batch.sequences == 0) return;
   StepLaunch launch;
   launch.config = config;
   launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, config, 1);
+  launch.heads = static_cast<int>(s.heads);
+  launch.key_heads = static_cast<int>(s.key_heads);
+  launch.head_dim = static_cast<int>(s.head_dim);
+  launch.head_passes = launch.head_dim / config.slices / kPassRows;
+  launch.passes = FastDivide(launch.head_passes);
   launch.slices = FastDivide(config.slices);
   launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
   launch.ring_rows = FastDivide(launch.layout.rows);
+  launch.overlaps = has_dependent_launch();
   launch.fold_all = fold_all;
   launch.target_slot = target_slot;
   const int64_t blocks = s.heads / config.heads * config.slices;

@@ -21,9 +21,10 @@ struct BlockPlace {
   int stored;         // the first rows: their effect goes into the checkpoint
   int replayed;       // the first rows: the recurrence runs over them; the others are mixed in
 
-  __device__ int64_t physical(int row_index, int ring_rows) const {
-    const int at = ring_first + row_index;
-    return ring_row + (at < ring_rows ? at : at - ring_rows);
+  // Where row j lies among the slot's physical rows.
+  __device__ int physical(int j, int ring_rows) const {
+    const int at = ring_first + j;
+    return at < ring_rows ? at : at - ring_rows;
   }
 };
 
@@ -79,7 +80,7 @@ class BlockRows {
   __device__ void append() const {
 #pragma unroll 1
     for (int j = b_.history; j < b_.rows; ++j) {
-      const int64_t row = b_.physical(j, layout_.rows);
+      const int row = b_.physical(j, layout_.rows);
       copy_back(values_at(j), ring_value(row), layout_.value_bytes);
       if (b_.owns_key) copy_back(keys_at(j), ring_key(row), layout_.key_bytes);
     }
@@ -91,13 +92,14 @@ class BlockRows {
   };
   __device__ Gates gates(int head, int j) const {
     const int i = j - b_.history;
-    const int64_t at = gate_index(head, j);
+    const int64_t at = i < 0 ? gate_index(head, j)
+                             : static_cast<int64_t>(b_.token + i) * launch_.heads + b_.head + head;
     if constexpr (kFamily == Family::kKimiDelta)
       return {i < 0 ? p_.state.ring_b[at] : p_.b[at], 0.0f};
     return {i < 0 ? p_.state.ring_b[at] : p_.b[at], i < 0 ? p_.state.ring_g[at] : p_.g[at]};
   }
   __device__ void append_gates(int head, int j, Gates gates) const {
-    const int64_t at = b_.physical(j, layout_.rows) * p_.shape.heads + b_.head + head;
+    const int64_t at = gate_index(head, j);
     p_.state.ring_b[at] = gates.b;
     if constexpr (kFamily != Family::kKimiDelta) p_.state.ring_g[at] = gates.g;
   }
@@ -145,15 +147,18 @@ class BlockRows {
                                  x + c * M::kElems + e);
   }
 
-  __device__ char* ring_key(int64_t row) const {
-    return static_cast<char*>(p_.state.ring_k) +
-           (row * p_.shape.key_heads + b_.key_head) * layout_.key_bytes;
+  // Rows of the slot, by their place there.
+  __device__ char* ring_key(int row) const {
+    const int bytes = launch_.key_heads * layout_.key_bytes;
+    return static_cast<char*>(p_.state.ring_k) + b_.ring_row * bytes + row * bytes +
+           b_.key_head * layout_.key_bytes;
   }
-  __device__ char* ring_value(int64_t row) const {
-    return static_cast<char*>(p_.state.ring_v) +
-           ((row * p_.shape.heads + b_.head) * p_.shape.head_dim + b_.row) * sizeof(Act);
+  __device__ char* ring_value(int row) const {
+    const int bytes = launch_.heads * launch_.head_dim * int(sizeof(Act));
+    return static_cast<char*>(p_.state.ring_v) + b_.ring_row * bytes + row * bytes +
+           (b_.head * launch_.head_dim + b_.row) * int(sizeof(Act));
   }
-  __device__ const char* window_row(const void* rows, int64_t stride, int i, int64_t at) const {
+  __device__ const char* window_row(const void* rows, int64_t stride, int i, int at) const {
     return static_cast<const char*>(rows) + ((b_.token + i) * stride + at) * sizeof(Act);
   }
 
@@ -163,41 +168,43 @@ class BlockRows {
       *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
   }
 
+  // Of a ring row.
   __device__ int64_t gate_index(int head, int j) const {
-    return (j < b_.history ? b_.physical(j, layout_.rows) : b_.token + (j - b_.history)) *
-               p_.shape.heads +
-           b_.head + head;
+    return b_.ring_row * launch_.heads + b_.physical(j, layout_.rows) * launch_.heads + b_.head +
+           head;
   }
 
   __device__ void fetch_keys() const {
     constexpr int kCopies = kState * sizeof(Act) / 16;
-    const int total = b_.rows + b_.window, at = threadIdx.x % kCopies * 16;
+    const int at = threadIdx.x % kCopies * 16, bytes = launch_.key_heads * layout_.key_bytes;
+    const char* const ring = ring_key(0) + at;
+    const char* const window = window_row(p_.k, p_.k_stride, 0, b_.key_head * kState) + at;
+    const int window_bytes = static_cast<int>(p_.k_stride * sizeof(Act));
 #pragma unroll 1
-    for (int j = threadIdx.x / kCopies; j < total; j += blockDim.x / kCopies) {
-      const char* from;
-      char* to = keys_at(j);
-      if (j < b_.history) {
-        from = ring_key(b_.physical(j, layout_.rows));
-      } else if (j < b_.rows) {
-        from = window_row(p_.k, p_.k_stride, j - b_.history, b_.key_head * kState);
-      } else {
-        from = window_row(p_.q, p_.q_stride, j - b_.rows, b_.key_head * kState);
-        to = shared_ + layout_.queries + (j - b_.rows) * layout_.key_bytes;
-      }
-      copy_async_16(to + at, from + at);
-    }
+    for (int j = threadIdx.x / kCopies; j < b_.rows; j += blockDim.x / kCopies)
+      copy_async_16(keys_at(j) + at, j < b_.history ? ring + b_.physical(j, layout_.rows) * bytes
+                                                    : window + (j - b_.history) * window_bytes);
+#pragma unroll 1
+    for (int i = threadIdx.x / kCopies; i < b_.window; i += blockDim.x / kCopies)
+      copy_async_16(shared_ + layout_.queries + i * layout_.key_bytes + at,
+                    window_row(p_.q, p_.q_stride, i, b_.key_head * kState) + at);
   }
 
   // A warp copies a row at a time.
   __device__ void fetch_values() const {
-    const int64_t column = b_.head * p_.shape.head_dim + b_.row;
+    const int lane = threadIdx.x % 32 * 16;
+    const int bytes = launch_.heads * launch_.head_dim * int(sizeof(Act));
+    const char* const ring = ring_value(0) + lane;
+    const char* const window =
+        window_row(p_.v, p_.v_stride, 0, b_.head * launch_.head_dim + b_.row) + lane;
+    const int window_bytes = static_cast<int>(p_.v_stride * sizeof(Act));
 #pragma unroll 1
     for (int j = threadIdx.x / 32; j < b_.rows; j += blockDim.x / 32) {
-      const char* from = j < b_.history ? ring_value(b_.physical(j, layout_.rows))
-                                        : window_row(p_.v, p_.v_stride, j - b_.history, column);
+      const char* from = j < b_.history ? ring + b_.physical(j, layout_.rows) * bytes
+                                        : window + (j - b_.history) * window_bytes;
 #pragma unroll 1
-      for (int at = threadIdx.x % 32 * 16; at < layout_.value_bytes; at += 32 * 16)
-        copy_async_16(values_at(j) + at, from + at);
+      for (int at = 0; at + lane < layout_.value_bytes; at += 32 * 16)
+        copy_async_16(values_at(j) + lane + at, from + at);
     }
   }
 
@@ -229,7 +236,8 @@ class BlockRows {
   // Run n of four columns: of row n / kRuns, heads outermost.
   __device__ Act* ring_gate(int j, int head, int column) const {
     return static_cast<Act*>(p_.state.ring_gate) +
-           (b_.physical(j, layout_.rows) * p_.shape.heads + head) * kState + column;
+           (b_.ring_row + b_.physical(j, layout_.rows)) * launch_.heads * kState + head * kState +
+           column;
   }
   __device__ const Act* raw_decay(int n) const {
     constexpr int kRuns = kState / 4;

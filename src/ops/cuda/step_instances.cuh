@@ -17,9 +17,18 @@ void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared),
              "recurrent_step: shared memory");
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(params.batch.sequences));
-  kernel<<<grid, 32 * launch.config.warps, bytes, stream>>>(params, launch);
-  check_cuda(cudaGetLastError(), "recurrent_step");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.batch.sequences));
+  config.blockDim = dim3(32 * launch.config.warps);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  // The kernel itself waits for what runs before it in the stream.
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = launch.overlaps ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, params, launch), "recurrent_step");
 }
 
 // Calls fn<T>() with the element type of a read copy, void for none. An 8-bit copy goes with every

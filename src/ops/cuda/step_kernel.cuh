@@ -68,21 +68,24 @@ class WarpStep {
   __device__ WarpStep(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
                       const Rows& rows, int begin, int end)
       : p_(p),
+        launch_(launch),
         b_(b),
         rows_(rows),
         head_(p, launch, b, rows),
-        states_(states(p, b)),
+        states_(states(p, launch, b)),
         buffer_(rows.stream(threadIdx.x)),
         lane_(threadIdx.x % kRowLanes),
         group_(threadIdx.x % 32 / kRowLanes),
-        head_passes_(static_cast<int>(p.shape.head_dim) / launch.config.slices / kPassRows),
+        head_passes_(launch.head_passes),
         begin_(begin),
         end_(end),
-        fetched_(begin) {}
+        first_head_(launch.passes.divide(begin)),
+        fetched_(begin),
+        fetch_stop_(min(end, (first_head_ + 1) * head_passes_)) {}
 
   __device__ static bool use_copy(const BlockPlace& b) { return kHasCopy && b.stored == 0; }
 
-  __device__ Gates first_gates() const { return head_.gates(begin_ / head_passes_); }
+  __device__ Gates first_gates() const { return head_.gates(first_head_); }
 
   // Fetches the first groups of rows.
   __device__ void start() {
@@ -103,14 +106,11 @@ class WarpStep {
   template <bool kCopy>
   static constexpr int kGroupPasses = Pass<Source<kCopy>, kState, false>::kPasses;
 
-  __device__ int stop_of(int pass) const {
-    return min(end_, (pass / head_passes_ + 1) * head_passes_);
-  }
-
   // The block's first row.
-  __device__ static const char* states(const RecurrentStepParams& p, const BlockPlace& b) {
+  __device__ static const char* states(const RecurrentStepParams& p, const StepLaunch& launch,
+                                       const BlockPlace& b) {
     const int64_t row =
-        (static_cast<int64_t>(b.slot) * p.shape.heads + b.head) * p.shape.head_dim + b.row;
+        (static_cast<int64_t>(b.slot) * launch.heads + b.head) * launch.head_dim + b.row;
     if (use_copy(b))
       return static_cast<const char*>(p.state.read_copy.data) + row * kState * sizeof(CopyT);
     return static_cast<const char*>(p.state.checkpoint) + row * kState * sizeof(Checkpoint);
@@ -119,34 +119,34 @@ class WarpStep {
   // Fetches the next group of passes; groups end where heads do.
   __device__ void fetch() {
     if (fetched_ < end_) {
-      const int stop = stop_of(fetched_);
       if (use_copy(b_)) {
-        if constexpr (kHasCopy) fetch<true>(stop);
+        if constexpr (kHasCopy) fetch<true>();
       } else {
-        fetch<false>(stop);
+        fetch<false>();
       }
     }
     copy_async_commit();
   }
   template <bool kCopy>
-  __device__ void fetch(int stop) {
+  __device__ void fetch() {
     using S = Source<kCopy>;
     const S* from = reinterpret_cast<const S*>(states_) + fetched_ * kPassRows * kState;
     char* to = buffer_ + fetch_slot_ * kWords * 32 * 16;
     if (kMma<kCopy> && b_.replayed == 0) {
-      Pass<S, kState, kMma<kCopy>>::fetch(from, stop - fetched_, to);
+      Pass<S, kState, kMma<kCopy>>::fetch(from, fetch_stop_ - fetched_, to);
     } else {
-      Pass<S, kState, false>::fetch(from, stop - fetched_, to);
+      Pass<S, kState, false>::fetch(from, fetch_stop_ - fetched_, to);
     }
-    fetched_ = min(fetched_ + kGroupPasses<kCopy>, stop);
+    fetched_ = min(fetched_ + kGroupPasses<kCopy>, fetch_stop_);
+    if (fetched_ == fetch_stop_) fetch_stop_ = min(end_, fetch_stop_ + head_passes_);
     fetch_slot_ = fetch_slot_ + 1 == kDepth ? 0 : fetch_slot_ + 1;
   }
 
   template <bool kCopy>
   __device__ void run_heads(Gates gates) {
 #pragma unroll 1
-    for (int pass = begin_; pass < end_;) {
-      const int head = pass / head_passes_, stop = stop_of(pass);
+    for (int pass = begin_, head = first_head_; pass < end_; ++head) {
+      const int stop = min(end_, (head + 1) * head_passes_);
       if (pass != begin_) gates = head_.gates(head);
       head_.prepare(head, gates, pass * kPassRows, stop * kPassRows,
                     b_.owns_gates && pass == head * head_passes_);
@@ -302,9 +302,8 @@ class WarpStep {
   // Stores rows in the checkpoint and in its read copy.
   __device__ void store(int pass, const float (&s)[kLaneRows][kPerLane]) {
     using Map = RowMap<Checkpoint, kState>;
-    const auto& shape = p_.shape;
     const int64_t base =
-        (static_cast<int64_t>(b_.target) * shape.heads + b_.head) * shape.head_dim + b_.row;
+        (static_cast<int64_t>(b_.target) * launch_.heads + b_.head) * launch_.head_dim + b_.row;
 #pragma unroll
     for (int r = 0; r < kLaneRows; ++r) {
       const int64_t row = base + column(pass, r);
@@ -339,13 +338,15 @@ class WarpStep {
   }
 
   const RecurrentStepParams& p_;
+  const StepLaunch& launch_;
   const BlockPlace& b_;
   const Rows& rows_;
   WarpHead<kFamily, Act, kState> head_;
   const char* const states_;
   char* const buffer_;  // this lane's ring
   const int lane_, group_, head_passes_, begin_, end_;
-  int fetched_;  // passes before this one are here or on their way
+  const int first_head_;
+  int fetched_, fetch_stop_;  // passes before this one are here or on their way; its head's end
   int fetch_slot_ = 0, slot_ = 0;
 };
 
@@ -355,12 +356,12 @@ __device__ void store_outputs(const RecurrentStepParams& p, const StepLaunch& la
                               const BlockPlace& b, int token, const float* outputs, int begin,
                               int end) {
   const int64_t base =
-      (static_cast<int64_t>(token) * p.shape.heads + b.head) * p.shape.head_dim + b.row;
+      (static_cast<int64_t>(token) * launch.heads + b.head) * launch.head_dim + b.row;
   for (int column = begin + threadIdx.x % 32; column < end; column += 32) {
     float o = outputs ? outputs[column] : 0.0f;
     if (p.z && outputs) {
       const float z = to_float(static_cast<const Act*>(
-          p.z)[token * p.z_stride + b.head * p.shape.head_dim + b.row + column]);
+          p.z)[token * p.z_stride + b.head * launch.head_dim + b.row + column]);
       o *= z / (1.0f + expf(-z));
     }
     switch (p.o_dtype) {
@@ -379,9 +380,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps, MINB)
   extern __shared__ __align__(128) char shared[];
   const auto& layout = launch.layout;
   const int warp = threadIdx.x / 32, passes = layout.columns / kPassRows;
-  const int begin = warp * passes / launch.config.warps;
-  const int end = (warp + 1) * passes / launch.config.warps;
+  // The number of warps is a power of two.
+  const int shift = 31 - __clz(launch.config.warps);
+  const int begin = (warp * passes) >> shift, end = ((warp + 1) * passes) >> shift;
 
+  wait_for_predecessor();
   const BlockPlace b = block_place(p, launch);
   if (b.slot < 0) {
     for (int i = 0; i < b.window; ++i)
@@ -397,7 +400,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, MINB)
   const auto gates = step.first_gates();
   if (Step::use_copy(b) && kIs8Bit<typename Step::CopyT>) {
     const int64_t row =
-        (static_cast<int64_t>(b.slot) * p.shape.heads + b.head) * p.shape.head_dim + b.row;
+        (static_cast<int64_t>(b.slot) * launch.heads + b.head) * launch.head_dim + b.row;
     for (int i = threadIdx.x * 4; i < layout.columns; i += blockDim.x * 4)
       copy_async_16(rows.scales() + i, p.state.read_copy.scale + row + i);
   }
