@@ -9,8 +9,8 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The next kernel of the stream may start as soon as it finds room; this one reads nothing before all
-// kernels before it are done.
+// The next kernel of the stream may start as soon as it finds room; this one reads nothing before
+// all kernels before it are done.
 __device__ inline void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -24,8 +24,7 @@ __device__ inline void copy_async_16(void* shared, const void* global) {
                : "memory");
 }
 __device__ inline void copy_async_4(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)),
-               "l"(global)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
                : "memory");
 }
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

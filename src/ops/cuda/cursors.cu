@@ -45,8 +45,8 @@ void begin_steps(const SequenceBatch& batch, Cursor* cursors, cudaStream_t strea
   check_cuda(cudaGetLastError(), "begin_steps");
 }
 
-void commit_steps(const SequenceBatch& batch, const int32_t* accepted, Route route,
-                  Cursor* cursors, cudaStream_t stream) {
+void commit_steps(const SequenceBatch& batch, const int32_t* accepted, Route route, Cursor* cursors,
+                  cudaStream_t stream) {
   if (batch.sequences == 0) return;
   commit_kernel<<<blocks(batch), kThreads, 0, stream>>>(batch, accepted, route, cursors);
   check_cuda(cudaGetLastError(), "commit_steps");

@@ -10,11 +10,24 @@
 namespace replayssm::cuda {
 namespace {
 
+bool aligned(const void* data, int64_t stride_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
+}
+
 void check_step(const RecurrentStepParams& p) {
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0, "heads=", s.heads,
                   " key_heads=", s.key_heads);
   REPLAYSSM_CHECK(s.head_dim > 0 && s.head_dim % kPassRows == 0, "head_dim=", s.head_dim);
+  REPLAYSSM_CHECK(s.state_dim == 128, "state_dim=", s.state_dim);
+  const int64_t act = dtype_bytes(p.state.activation_dtype);
+  REPLAYSSM_CHECK(
+      aligned(p.v, p.v_stride * act) && aligned(p.k, p.k_stride * act) &&
+          aligned(p.q, p.q_stride * act) && aligned(p.gate, p.gate_stride * act) &&
+          aligned(p.state.checkpoint, 0) && aligned(p.state.read_copy.data, 0) &&
+          aligned(p.state.ring_v, 0) && aligned(p.state.ring_k, 0) && aligned(p.state.ring_gate, 0),
+      "rows must start at multiples of 16 bytes: v_stride=", p.v_stride, " k_stride=", p.k_stride,
+      " q_stride=", p.q_stride, " gate_stride=", p.gate_stride);
   REPLAYSSM_CHECK(p.batch.ring.max_window == 1 && p.batch.parent == nullptr,
                   "windows of one token only, max_window=", p.batch.ring.max_window);
   REPLAYSSM_CHECK(p.state.checkpoint && p.state.ring_v && p.state.ring_k && p.state.ring_b,
@@ -40,8 +53,7 @@ template <Family kFamily>
 void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, int64_t blocks,
                    cudaStream_t stream) {
   switch (p.state.activation_dtype) {
-    case DType::kBFloat16:
-      return launch_step<kFamily, DType::kBFloat16>(p, launch, blocks, stream);
+    case DType::kBFloat16: return launch_step<kFamily, DType::kBFloat16>(p, launch, blocks, stream);
     case DType::kFloat16: return launch_step<kFamily, DType::kFloat16>(p, launch, blocks, stream);
     case DType::kFloat32: return launch_step<kFamily, DType::kFloat32>(p, launch, blocks, stream);
     default: fail("recurrent_step: activations in ", dtype_name(p.state.activation_dtype));
@@ -54,13 +66,14 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
                       s.head_dim % (config.slices * kPassRows) == 0 &&
-                      (config.heads == 1 || config.slices == 1) && std::has_single_bit(unsigned(config.warps)) &&
-                      config.warps <= kMaxWarps,
+                      (config.heads == 1 || config.slices == 1) &&
+                      std::has_single_bit(unsigned(config.warps)) && config.warps <= kMaxWarps,
                   to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
   if (p.batch.sequences == 0) return;
   StepLaunch launch;
   launch.config = config;
-  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, config, 1);
+  launch.layout =
+      step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config, 1);
   launch.heads = static_cast<int>(s.heads);
   launch.key_heads = static_cast<int>(s.key_heads);
   launch.head_dim = static_cast<int>(s.head_dim);

@@ -2,8 +2,8 @@
 // enqueued on `stream` and decided from device data: a captured graph stays valid whatever flushes
 // and whatever is accepted.
 //
-// State, ring and window rows start at multiples of 16 bytes. state_dim is 64, 128 or 256; head_dim
-// is a multiple of 8.
+// Windows of at most one token (RingConfig::max_window is 1). state_dim is 128, head_dim a multiple
+// of 8; rows of states, rings and windows start at multiples of 16 bytes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,8 +17,8 @@ namespace replayssm::cuda {
 void begin_steps(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
 
 // After the layers: commit_step with accepted[s] tokens. accepted: [sequences].
-void commit_steps(const SequenceBatch& batch, const int32_t* accepted, Route route,
-                  Cursor* cursors, cudaStream_t stream);
+void commit_steps(const SequenceBatch& batch, const int32_t* accepted, Route route, Cursor* cursors,
+                  cudaStream_t stream);
 
 // After recurrent_fold of every layer, in place.
 void commit_folds(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);

@@ -45,8 +45,7 @@ __device__ inline float dot(const float (&x)[kCount], const float (&y)[kCount]) 
 #pragma unroll
   for (int i = 0; i < kChains; ++i) sum[i] = __fmul_rn(x[i], y[i]);
 #pragma unroll
-  for (int i = kChains; i < kCount; ++i)
-    sum[i % kChains] = __fmaf_rn(x[i], y[i], sum[i % kChains]);
+  for (int i = kChains; i < kCount; ++i) sum[i % kChains] = __fmaf_rn(x[i], y[i], sum[i % kChains]);
 #pragma unroll
   for (int n = kChains / 2; n > 0; n /= 2)
 #pragma unroll

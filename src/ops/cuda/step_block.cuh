@@ -47,11 +47,10 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   if (b.slot < 0) return b;
   const Cursor cursor = p.batch.cursors[b.slot];
   b.ring_row = static_cast<int64_t>(b.slot) * launch.layout.rows;
-  b.ring_first =
-      static_cast<int>(launch.ring_rows.modulo64(cursor.ring_start - cursor.fold_count));
+  b.ring_first = static_cast<int>(launch.ring_rows.modulo64(cursor.ring_start - cursor.fold_count));
   b.history = cursor.fold_count + cursor.ring_count;
   b.rows = b.history + b.window;
-  b.stored = launch.fold_all                      ? b.history
+  b.stored = launch.fold_all                   ? b.history
              : p.route == Route::kConventional ? b.rows
                                                : cursor.fold_count;
   b.replayed = p.route == Route::kStateAndOutput ? b.rows : b.stored;
@@ -69,21 +68,13 @@ class BlockRows {
                        char* shared)
       : p_(p), launch_(launch), layout_(launch.layout), b_(b), shared_(shared) {}
 
-  // Starts all copies; a wait and a barrier must follow. Kimi Delta's decays are formed meanwhile.
+  // Starts all copies; a wait and a barrier must follow. The window joins the ring on its way, its
+  // gates follow with their heads. Kimi Delta's decays are formed meanwhile.
   __device__ void fetch() const {
     fetch_keys();
     fetch_values();
+    fetch_window();
     if constexpr (kFamily == Family::kKimiDelta) form_decays();
-  }
-
-  // The window joins the ring, from shared memory; its gates follow with their heads.
-  __device__ void append() const {
-#pragma unroll 1
-    for (int j = b_.history; j < b_.rows; ++j) {
-      const int row = b_.physical(j, layout_.rows);
-      copy_back(values_at(j), ring_value(row), layout_.value_bytes);
-      if (b_.owns_key) copy_back(keys_at(j), ring_key(row), layout_.key_bytes);
-    }
   }
 
   // Write strength and log decay of row j of a head.
@@ -162,12 +153,6 @@ class BlockRows {
     return static_cast<const char*>(rows) + ((b_.token + i) * stride + at) * sizeof(Act);
   }
 
-  __device__ static void copy_back(const char* from, char* to, int bytes) {
-#pragma unroll 1
-    for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-      *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
-  }
-
   // Of a ring row.
   __device__ int64_t gate_index(int head, int j) const {
     return b_.ring_row * launch_.heads + b_.physical(j, layout_.rows) * launch_.heads + b_.head +
@@ -178,12 +163,9 @@ class BlockRows {
     constexpr int kCopies = kState * sizeof(Act) / 16;
     const int at = threadIdx.x % kCopies * 16, bytes = launch_.key_heads * layout_.key_bytes;
     const char* const ring = ring_key(0) + at;
-    const char* const window = window_row(p_.k, p_.k_stride, 0, b_.key_head * kState) + at;
-    const int window_bytes = static_cast<int>(p_.k_stride * sizeof(Act));
 #pragma unroll 1
-    for (int j = threadIdx.x / kCopies; j < b_.rows; j += blockDim.x / kCopies)
-      copy_async_16(keys_at(j) + at, j < b_.history ? ring + b_.physical(j, layout_.rows) * bytes
-                                                    : window + (j - b_.history) * window_bytes);
+    for (int j = threadIdx.x / kCopies; j < b_.history; j += blockDim.x / kCopies)
+      copy_async_16(keys_at(j) + at, ring + b_.physical(j, layout_.rows) * bytes);
 #pragma unroll 1
     for (int i = threadIdx.x / kCopies; i < b_.window; i += blockDim.x / kCopies)
       copy_async_16(shared_ + layout_.queries + i * layout_.key_bytes + at,
@@ -195,16 +177,36 @@ class BlockRows {
     const int lane = threadIdx.x % 32 * 16;
     const int bytes = launch_.heads * launch_.head_dim * int(sizeof(Act));
     const char* const ring = ring_value(0) + lane;
-    const char* const window =
-        window_row(p_.v, p_.v_stride, 0, b_.head * launch_.head_dim + b_.row) + lane;
-    const int window_bytes = static_cast<int>(p_.v_stride * sizeof(Act));
 #pragma unroll 1
-    for (int j = threadIdx.x / 32; j < b_.rows; j += blockDim.x / 32) {
-      const char* from = j < b_.history ? ring + b_.physical(j, layout_.rows) * bytes
-                                        : window + (j - b_.history) * window_bytes;
+    for (int j = threadIdx.x / 32; j < b_.history; j += blockDim.x / 32) {
+      const char* from = ring + b_.physical(j, layout_.rows) * bytes;
 #pragma unroll 1
       for (int at = 0; at + lane < layout_.value_bytes; at += 32 * 16)
         copy_async_16(values_at(j) + lane + at, from + at);
+    }
+  }
+
+  // The first threads take a row's values, the last ones its keys.
+  __device__ void fetch_window() const {
+    const bool keeps = !launch_.fold_all && p_.route != Route::kConventional;
+#pragma unroll 1
+    for (int i = 0; i < b_.window; ++i) {
+      const int j = b_.history + i, row = b_.physical(j, layout_.rows);
+      const int column = b_.head * launch_.head_dim + b_.row;
+      copy_row(threadIdx.x, layout_.value_bytes, window_row(p_.v, p_.v_stride, i, column),
+               values_at(j), keeps ? ring_value(row) : nullptr);
+      copy_row(blockDim.x - 1 - threadIdx.x, layout_.key_bytes,
+               window_row(p_.k, p_.k_stride, i, b_.key_head * kState), keys_at(j),
+               b_.owns_key ? ring_key(row) : nullptr);
+    }
+  }
+  __device__ static void copy_row(int thread, int bytes, const char* from, char* shared,
+                                  char* ring) {
+#pragma unroll 1
+    for (int at = thread * 16; at < bytes; at += blockDim.x * 16) {
+      const uint4 word = *reinterpret_cast<const uint4*>(from + at);
+      *reinterpret_cast<uint4*>(shared + at) = word;
+      if (ring) *reinterpret_cast<uint4*>(ring + at) = word;
     }
   }
 
@@ -215,49 +217,55 @@ class BlockRows {
     return expf(scale * softplus(x));
   }
 
+  // Four columns of a row of a head, as a thread forms them.
+  struct Run {
+    int head, row, column;
+  };
+  __device__ Run run_of(int n) const {
+    constexpr int kRuns = kState / 4;
+    const int line = n / kRuns, head = launch_.config.heads == 1 ? 0 : line / b_.rows;
+    return {head, line - head * b_.rows, n % kRuns * 4};
+  }
+
   __device__ void form_decays() const {
-    constexpr int kElems = 4, kRuns = kState / kElems, kBatch = 4;
-    const int total = launch_.config.heads * b_.rows * kRuns;
+    constexpr int kBatch = 4;
+    const int total = launch_.config.heads * b_.rows * (kState / 4);
 #pragma unroll 1
     for (int first = threadIdx.x; first < total; first += kBatch * blockDim.x) {
-      float raw[kBatch][kElems];
+      float raw[kBatch][4];
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
         const int n = first + u * blockDim.x;
-        if (n < total) load_elements<Act, kElems>(raw_decay(n), raw[u]);
+        if (n < total) load_elements<Act, 4>(raw_gate(run_of(n)), raw[u]);
       }
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
         const int n = first + u * blockDim.x;
-        if (n < total) form_decay(n, raw[u]);
+        if (n < total) form_decay(run_of(n), raw[u]);
       }
     }
   }
-  // Run n of four columns: of row n / kRuns, heads outermost.
-  __device__ Act* ring_gate(int j, int head, int column) const {
+  __device__ Act* ring_gate(const Run& run) const {
     return static_cast<Act*>(p_.state.ring_gate) +
-           (b_.ring_row + b_.physical(j, layout_.rows)) * launch_.heads * kState + head * kState +
-           column;
+           (b_.ring_row + b_.physical(run.row, layout_.rows)) * (launch_.heads * kState) +
+           (b_.head + run.head) * kState + run.column;
   }
-  __device__ const Act* raw_decay(int n) const {
-    constexpr int kRuns = kState / 4;
-    const int column = n % kRuns * 4, j = n / kRuns % b_.rows, h = n / kRuns / b_.rows;
-    if (j < b_.history) return ring_gate(j, b_.head + h, column);
-    return reinterpret_cast<const Act*>(window_row(p_.gate, p_.gate_stride, j - b_.history,
-                                                   (b_.head + h) * kState + column));
+  __device__ const Act* raw_gate(const Run& run) const {
+    if (run.row < b_.history) return ring_gate(run);
+    return reinterpret_cast<const Act*>(window_row(p_.gate, p_.gate_stride, run.row - b_.history,
+                                                   (b_.head + run.head) * kState + run.column));
   }
-  __device__ void form_decay(int n, const float (&raw)[4]) const {
-    constexpr int kRuns = kState / 4;
-    const int column = n % kRuns * 4, j = n / kRuns % b_.rows, h = n / kRuns / b_.rows;
-    const int head = b_.head + h;
-    if (j >= b_.history && b_.owns_gates) store_elements<Act, 4>(ring_gate(j, head, column), raw);
+  __device__ void form_decay(const Run& run, const float (&raw)[4]) const {
+    if (run.row >= b_.history && b_.owns_gates) store_elements<Act, 4>(ring_gate(run), raw);
+    const int head = b_.head + run.head;
     float bias[4], a[4];
-    load_elements<float, 4>(p_.channel_gate.bias + head * kState + column, bias);
+    load_elements<float, 4>(p_.channel_gate.bias + head * kState + run.column, bias);
     const float scale = p_.channel_gate.scale[head];
 #pragma unroll
     for (int e = 0; e < 4; ++e) a[e] = channel_decay(raw[e], scale, bias[e]);
-    float* row = floats(layout_.decays) + (h * layout_.rows + j) * padded_width(kState);
-    store_elements<float, 4>(row + padded_index(column), a);
+    float* row =
+        floats(layout_.decays) + (run.head * layout_.rows + run.row) * padded_width(kState);
+    store_elements<float, 4>(row + padded_index(run.column), a);
   }
 
   const RecurrentStepParams& p_;

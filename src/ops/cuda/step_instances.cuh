@@ -18,7 +18,8 @@ void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch
                                   cudaSharedmemCarveoutMaxShared),
              "recurrent_step: shared memory");
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.batch.sequences));
+  config.gridDim =
+      dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.batch.sequences));
   config.blockDim = dim3(32 * launch.config.warps);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;

@@ -1,10 +1,10 @@
 // One decode step of the recurrence with windows of at most one token.
 //
 // Grid: (heads and slices as LaunchConfig says, sequences). Each warp owns consecutive rows of the
-// states. Each of its lanes streams the words that it will use through its own ring in shared memory,
-// kWords words of 16 bytes at a time and kDepth such groups ahead; the first leave as soon as the
-// block knows its slot. Meanwhile the block copies ring and window rows to shared memory (the only
-// barrier), and each warp forms for its head
+// states. Each of its lanes streams the words that it will use through its own ring in shared
+// memory, kWords words of 16 bytes at a time and kDepth such groups ahead; the first leave as soon
+// as the block knows its slot. Meanwhile the block copies ring and window rows to shared memory
+// (the only barrier), and each warp forms for its head
 //
 //   t    the query walked back to the checkpoint (output_only), or the query itself
 //   c_j  what row j of ring and window adds to the output, c_j v_j
@@ -14,42 +14,12 @@
 #pragma once
 
 #include "ops/cuda/step_head.cuh"
-#include "ops/cuda/step_mma.cuh"
+#include "ops/cuda/step_rows.cuh"
 
 namespace replayssm::cuda {
 
-// Which words of kPassRows rows of type S a lane uses: with the lanes of `update` (eight a row), or
-// with those of MmaTarget (four a row).
-template <class S, int kState, bool kMma>
-struct Pass {
-  using Map = RowMap<S, kState>;
-  using Target = MmaTarget<std::conditional_t<kMma, S, Bf16>, kState>;
-  static constexpr int kPassWords = kPassRows * kState * int(sizeof(S)) / (32 * 16);
-  static constexpr int kPasses = kWords / kPassWords;  // of a group
-  static_assert(kPassWords > 0 && kPasses > 0);
-
-  // Fetches passes [0, passes) of the rows from `rows` on.
-  __device__ static void fetch(const S* rows, int passes, char* target) {
-    const int lane = threadIdx.x % kRowLanes, group = threadIdx.x % 32 / kRowLanes;
-    if constexpr (kMma) {
-      rows += Target::row() * kState + Target::element(0);
-    } else {
-      rows += group * kState + Map::element(0, lane);
-    }
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const int pass = i / kPassWords, n = i % kPassWords;
-      int offset = pass * kPassRows * kState;
-      if constexpr (kMma) {
-        offset += n * 4 * Target::kElems;
-      } else {
-        offset += n / Map::kChunks * (32 / kRowLanes) * kState +
-                  n % Map::kChunks * kRowLanes * Map::kElems;
-      }
-      if (pass < passes) copy_async_16(target + i * 32 * 16, rows + offset);
-    }
-  }
-};
+// What the registers are shared among.
+inline constexpr int kBlocksPerMultiprocessor = 4;
 
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState>
 class WarpStep {
@@ -151,9 +121,8 @@ class WarpStep {
       head_.prepare(head, gates, pass * kPassRows, stop * kPassRows,
                     b_.owns_gates && pass == head * head_passes_);
       if (b_.replayed > 0) {
-        run_groups<kCopy>(pass, stop, [&](const uint4* words, int at) {
-          replay_pass<kCopy>(words, head, at);
-        });
+        run_groups<kCopy>(pass, stop,
+                          [&](const uint4* words, int at) { replay_pass<kCopy>(words, head, at); });
       } else if constexpr (kMma<kCopy>) {
         read_groups_mma<kCopy>(pass, stop);
       } else {
@@ -212,9 +181,7 @@ class WarpStep {
     }
   }
 
-  __device__ int column(int pass, int r) const {
-    return pass * kPassRows + r * kGroups + group_;
-  }
+  __device__ int column(int pass, int r) const { return pass * kPassRows + r * kGroups + group_; }
 
   // Row r of this lane.
   template <bool kCopy>
@@ -245,11 +212,14 @@ class WarpStep {
         for (int e = 0; e < kPerLane; ++e) s[r][e] *= rows_.scales()[column(pass, r)];
       }
     }
+    int j = 0;
 #pragma unroll 1
-    for (int j = 0; j < b_.replayed; ++j) {
-      update<Map>(head, j, pass, s);
+    for (int part = 0; part < 2; ++part) {
+      const int stop = part == 0 ? b_.stored : b_.replayed;
+#pragma unroll 1
+      for (; j < stop; ++j) update<Map>(head, j, pass, s);
       if constexpr (!kCopy) {
-        if (j + 1 == b_.stored) store(pass, s);
+        if (part == 0 && stop > 0) store(pass, s);
       }
     }
     if (b_.window == 0) return;
@@ -350,30 +320,8 @@ class WarpStep {
   int fetch_slot_ = 0, slot_ = 0;
 };
 
-// Outputs [begin, end) of the block's columns, from shared memory; null: zeros.
-template <class Act>
-__device__ void store_outputs(const RecurrentStepParams& p, const StepLaunch& launch,
-                              const BlockPlace& b, int token, const float* outputs, int begin,
-                              int end) {
-  const int64_t base =
-      (static_cast<int64_t>(token) * launch.heads + b.head) * launch.head_dim + b.row;
-  for (int column = begin + threadIdx.x % 32; column < end; column += 32) {
-    float o = outputs ? outputs[column] : 0.0f;
-    if (p.z && outputs) {
-      const float z = to_float(static_cast<const Act*>(
-          p.z)[token * p.z_stride + b.head * launch.head_dim + b.row + column]);
-      o *= z / (1.0f + expf(-z));
-    }
-    switch (p.o_dtype) {
-      case DType::kBFloat16: static_cast<Bf16*>(p.o)[base + column] = from_float<Bf16>(o); break;
-      case DType::kFloat16: static_cast<Fp16*>(p.o)[base + column] = from_float<Fp16>(o); break;
-      default: static_cast<float*>(p.o)[base + column] = o;
-    }
-  }
-}
-
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState>
-__global__ void __launch_bounds__(32 * kMaxWarps, MINB)
+__global__ void __launch_bounds__(32 * kMaxWarps, kBlocksPerMultiprocessor)
     recurrent_step_kernel(const __grid_constant__ RecurrentStepParams p,
                           const __grid_constant__ StepLaunch launch) {
   using Step = WarpStep<kFamily, Act, Checkpoint, Read, kState>;
@@ -406,7 +354,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, MINB)
   }
   copy_async_wait();
   __syncthreads();
-  if (b.window > 0 && p.route != Route::kConventional) rows.append();
   step.run(gates);
   __syncwarp();
   if (b.window > 0)

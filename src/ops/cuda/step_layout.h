@@ -24,7 +24,7 @@ inline constexpr int kMaxWarps = 4;
 inline constexpr int kPassRows = 8;
 
 // Words of 16 bytes that a lane has in flight: so many groups of so many.
-inline constexpr int kWords = 8, kDepth = DEPTH;
+inline constexpr int kWords = 8, kDepth = 2;
 
 // Division of small numbers by a number known on the host.
 struct FastDivide {
@@ -54,8 +54,8 @@ struct FastDivide {
   }
 };
 
-// Floats of a padded row: four more behind every 32, so that eight lanes reading rows as any element
-// type lays them out meet no bank twice.
+// Floats of a padded row: four more behind every 32, so that eight lanes reading rows as any
+// element type lays them out meet no bank twice.
 constexpr int padded_index(int element) { return element + element / 32 * 4; }
 constexpr int padded_width(int state_dim) { return padded_index(state_dim); }
 
@@ -74,14 +74,17 @@ struct StepLayout {
   int total = 0;
 };
 
-// What a warp knows of its current head: four numbers per row, the walked query in fp32, and that
-// query in three 16-bit parts.
-constexpr int scratch_bytes(int rows, int state_dim) {
-  return (4 * 4 * rows + 15) / 16 * 16 + padded_width(state_dim) * 4 + 3 * 2 * state_dim;
+// What a warp knows of its current head: four numbers per row, the walked query in fp32 and, for
+// states of 16 and 8 bits, in three 16-bit parts.
+constexpr int scratch_bytes(int rows, int state_dim, DType read) {
+  return (4 * 4 * rows + 15) / 16 * 16 + padded_width(state_dim) * 4 +
+         (read == DType::kFloat32 ? 0 : 3 * 2 * state_dim);
 }
 
+// read: the type of the states that are read without being folded.
 constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& ring,
-                                 DType activation, const LaunchConfig& config, int window) {
+                                 DType activation, DType read, const LaunchConfig& config,
+                                 int window) {
   StepLayout s;
   const int state = static_cast<int>(shape.state_dim);
   const int act = static_cast<int>(dtype_bytes(activation));
@@ -94,7 +97,7 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   s.columns = static_cast<int>(shape.head_dim) * config.heads / config.slices;
   s.key_bytes = state * act;
   s.value_bytes = s.columns * act;
-  s.scratch_bytes = scratch_bytes(s.rows, state);
+  s.scratch_bytes = scratch_bytes(s.rows, state, read);
   s.stream = take(config.warps * 32 * kDepth * kWords * 16);
   s.keys = take(s.rows * s.key_bytes);
   s.queries = take(window * s.key_bytes);

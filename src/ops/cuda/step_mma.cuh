@@ -3,8 +3,8 @@
 //
 // An instruction multiplies a [16, 16] tile by eight columns. Its rows 0 .. 7 and 8 .. 15 are the
 // same eight rows of S, four and four of eight consecutive elements of each lane, so that a lane's
-// operand is 16 bytes as they lie in memory: columns 0 .. 2 are the parts of t that meet the former,
-// 3 .. 5 those that meet the latter.
+// operand is 16 bytes as they lie in memory: columns 0 .. 2 are the parts of t that meet the
+// former, 3 .. 5 those that meet the latter.
 #pragma once
 
 #include "ops/cuda/elements.cuh"
@@ -82,9 +82,9 @@ class MmaTarget {
       for (int s = 0; s < kSteps; ++s)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          b_[i][s][half] = column < 6 ? *reinterpret_cast<const uint32_t*>(
-                                            from + element(i) + 8 * s + 4 * half)
-                                      : 0;
+          b_[i][s][half] =
+              column < 6 ? *reinterpret_cast<const uint32_t*>(from + element(i) + 8 * s + 4 * half)
+                         : 0;
     __syncwarp();
   }
 

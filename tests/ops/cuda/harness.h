@@ -194,9 +194,9 @@ class DeviceCall {
 inline void synchronize() { cuda::check_cuda(cudaDeviceSynchronize(), "kernel"); }
 
 // Begins and runs one step over the windows; returns each window's outputs. Does not commit.
-inline std::vector<std::vector<float>> run(
-    const Case& c, Pool& pool, Route route, const std::vector<Window>& windows,
-    const std::optional<cuda::LaunchConfig>& config = {}) {
+inline std::vector<std::vector<float>> run(const Case& c, Pool& pool, Route route,
+                                           const std::vector<Window>& windows,
+                                           const std::optional<cuda::LaunchConfig>& config = {}) {
   DevicePool device(pool);
   DeviceCall call(c, pool, device, windows);
   call.p.route = route;

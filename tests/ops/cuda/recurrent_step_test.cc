@@ -75,8 +75,8 @@ TEST_P(CudaStep, AnyFlushScheduleGivesTheConventionalState) {
     pool.cursors[0].ring_limit = 1 + random() % ring.buffer_len;
     const Route route = kRoutes[1 + trial % 2];
     const cuda::LaunchConfig config{.heads = 1, .slices = 1, .warps = 1 << trial % 2};
-    const auto cut = trial % 3 == 2 || c.shape.head_dim < 16 ? std::optional<cuda::LaunchConfig>{}
-                                                            : config;
+    const auto cut =
+        trial % 3 == 2 || c.shape.head_dim < 16 ? std::optional<cuda::LaunchConfig>{} : config;
     decode(c, pool, route, in, 0, tokens, 1, 0, cut);
     fold(c, pool, 0);
     EXPECT_EQ(pool.checkpoint.bytes, conventional.checkpoint.bytes)
@@ -190,6 +190,36 @@ TEST_P(CudaStep, TheSameLaunchFiveTimes) {
     }
     commit_step(first.cursors[0], 1, Route::kOutputOnly);
     before = first;
+  }
+}
+
+// Near-collinear keys written with full strength, hardly any decay, and decays of 1e-30 between.
+TEST(CudaStepExtremes, HardCasesStayAccurate) {
+  REQUIRE_DEVICE();
+  for (const Family family : {Family::kMamba2, Family::kGatedDelta, Family::kKimiDelta}) {
+    for (const bool forgets : {false, true}) {
+      const Case c{{family, 2, 1, 16, 128}, DType::kBFloat16};
+      const int64_t tokens = 40, width = 128;
+      auto in = random_inputs(c, tokens, 9);
+      for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t i = 0; i < width; ++i)
+          in.k[t * width + i] = rounded<bf16>(in.k[i] + 0.02f * in.k[t * width + i]);
+      for (float& b : in.b) b = 0.999f;
+      for (size_t i = 0; i < in.g.size(); ++i) in.g[i] = forgets && i % 7 == 0 ? -69.0f : -1e-4f;
+      for (size_t i = 0; i < in.gate.size(); ++i)
+        in.gate[i] = forgets && i % 7 == 0 ? 340.0f : -8.0f;
+      const auto want = expected(c, in, tokens);
+      double conventional = 0;
+      for (const Route route : kRoutes) {
+        Pool pool(c, {.buffer_len = 16}, 1);
+        pool.clear(0);
+        const double error = relative_error(decode(c, pool, route, in, 0, tokens, 1), want.o);
+        if (route == Route::kConventional) conventional = error;
+        EXPECT_LT(error, 2e-5) << family_name(family) << " " << route_name(route) << forgets;
+        EXPECT_LT(error, 4 * std::max(conventional, 1e-7))
+            << family_name(family) << " " << route_name(route) << forgets;
+      }
+    }
   }
 }
 
