@@ -1,0 +1,35 @@
+// How calls are cut into blocks: pure functions of shape and device.
+#pragma once
+
+#include <string>
+
+#include "ops/cuda/step_layout.h"
+
+namespace replayssm::cuda {
+
+// What the choice depends on.
+struct Device {
+  int multiprocessors = 0;
+  int shared_bytes_per_block = 0;  // most that a block may ask for
+};
+
+// The current CUDA device.
+Device current_device();
+
+// What a step is, as far as the choice is concerned.
+struct StepDescription {
+  RecurrentShape shape;
+  RingConfig ring;
+  Route route = Route::kOutputOnly;
+  DType activation = DType::kBFloat16;
+  DType read = DType::kFloat32;  // what steps that do not fold read
+  int64_t sequences = 0;
+};
+
+StepDescription describe(const RecurrentStepParams& params);
+LaunchConfig choose_launch(const StepDescription& step, const Device& device);
+
+// "heads=2 slices=1 warps=4".
+std::string to_string(const LaunchConfig& config);
+
+}  // namespace replayssm::cuda

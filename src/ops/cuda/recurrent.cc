@@ -1,0 +1,117 @@
+#include "ops/cuda/recurrent.h"
+
+#include <bit>
+
+#include "core/check.h"
+#include "ops/cuda/check_cuda.h"
+#include "ops/cuda/step_instances.h"
+#include "ops/cuda/step_launch.h"
+
+namespace replayssm::cuda {
+namespace {
+
+bool aligned(const void* data, int64_t stride_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
+}
+
+void check_step(const RecurrentStepParams& p) {
+  const auto& s = p.shape;
+  REPLAYSSM_CHECK(s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0, "heads=", s.heads,
+                  " key_heads=", s.key_heads);
+  REPLAYSSM_CHECK(s.head_dim > 0 && s.head_dim % kPassRows == 0, "head_dim=", s.head_dim);
+  REPLAYSSM_CHECK(s.state_dim == 128, "state_dim=", s.state_dim);
+  const int64_t act = dtype_bytes(p.state.activation_dtype);
+  REPLAYSSM_CHECK(
+      aligned(p.v, p.v_stride * act) && aligned(p.k, p.k_stride * act) &&
+          aligned(p.q, p.q_stride * act) && aligned(p.gate, p.gate_stride * act) &&
+          aligned(p.state.checkpoint, 0) && aligned(p.state.read_copy.data, 0) &&
+          aligned(p.state.ring_v, 0) && aligned(p.state.ring_k, 0) && aligned(p.state.ring_gate, 0),
+      "rows must start at multiples of 16 bytes: v_stride=", p.v_stride, " k_stride=", p.k_stride,
+      " q_stride=", p.q_stride, " gate_stride=", p.gate_stride);
+  REPLAYSSM_CHECK(p.batch.ring.max_window == 1 && p.batch.parent == nullptr,
+                  "windows of one token only, max_window=", p.batch.ring.max_window);
+  REPLAYSSM_CHECK(p.state.checkpoint && p.state.ring_v && p.state.ring_k && p.state.ring_b,
+                  "a state without memory");
+  const bool kda = s.family == Family::kKimiDelta;
+  REPLAYSSM_CHECK(kda ? p.state.ring_gate && p.channel_gate.scale && p.channel_gate.bias
+                      : p.state.ring_g != nullptr,
+                  "a state without gates");
+  REPLAYSSM_CHECK(p.batch.sequences < 65536, "sequences=", p.batch.sequences);
+  REPLAYSSM_CHECK(p.rounding.seed == nullptr, "stochastic rounding is not computed here");
+}
+
+// Whether kernels of the current device can wait for their predecessors themselves.
+bool has_dependent_launch() {
+  int device = 0, major = 0;
+  check_cuda(cudaGetDevice(&device), "recurrent_step");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+             "recurrent_step");
+  return major >= 9;
+}
+
+template <Family kFamily>
+void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, int64_t blocks,
+                   cudaStream_t stream) {
+  switch (p.state.activation_dtype) {
+    case DType::kBFloat16: return launch_step<kFamily, DType::kBFloat16>(p, launch, blocks, stream);
+    case DType::kFloat16: return launch_step<kFamily, DType::kFloat16>(p, launch, blocks, stream);
+    case DType::kFloat32: return launch_step<kFamily, DType::kFloat32>(p, launch, blocks, stream);
+    default: fail("recurrent_step: activations in ", dtype_name(p.state.activation_dtype));
+  }
+}
+
+void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_all,
+            const int32_t* target_slot, cudaStream_t stream) {
+  check_step(p);
+  const auto& s = p.shape;
+  REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
+                      s.head_dim % (config.slices * kPassRows) == 0 &&
+                      (config.heads == 1 || config.slices == 1) &&
+                      std::has_single_bit(unsigned(config.warps)) && config.warps <= kMaxWarps,
+                  to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
+  if (p.batch.sequences == 0) return;
+  StepLaunch launch;
+  launch.config = config;
+  launch.layout =
+      step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config, 1);
+  launch.heads = static_cast<int>(s.heads);
+  launch.key_heads = static_cast<int>(s.key_heads);
+  launch.head_dim = static_cast<int>(s.head_dim);
+  launch.head_passes = launch.head_dim / config.slices / kPassRows;
+  launch.passes = FastDivide(launch.head_passes);
+  launch.slices = FastDivide(config.slices);
+  launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
+  launch.ring_rows = FastDivide(launch.layout.rows);
+  launch.overlaps = has_dependent_launch();
+  launch.fold_all = fold_all;
+  launch.target_slot = target_slot;
+  const int64_t blocks = s.heads / config.heads * config.slices;
+  switch (s.family) {
+    case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, blocks, stream);
+    case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, blocks, stream);
+    case Family::kKimiDelta: return launch_family<Family::kKimiDelta>(p, launch, blocks, stream);
+  }
+}
+
+}  // namespace
+
+void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
+                    cudaStream_t stream) {
+  launch(params, config, false, nullptr, stream);
+}
+
+void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream) {
+  launch(params, choose_launch(describe(params), device), false, nullptr, stream);
+}
+
+void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream) {
+  RecurrentStepParams step;
+  step.shape = params.shape;
+  step.batch = params.batch;
+  step.state = params.state;
+  step.channel_gate = params.channel_gate;
+  step.rounding = params.rounding;
+  launch(step, choose_launch(describe(step), device), true, params.target_slot, stream);
+}
+
+}  // namespace replayssm::cuda

@@ -1,0 +1,33 @@
+// The recurrence on CUDA devices (contracts: replayssm/ops.h, with device pointers). Everything is
+// enqueued on `stream` and decided from device data: a captured graph stays valid whatever flushes
+// and whatever is accepted.
+//
+// Windows of at most one token (RingConfig::max_window is 1). state_dim is 128, head_dim a multiple
+// of 8; rows of states, rings and windows start at multiples of 16 bytes.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/launch.h"
+#include "replayssm/ops.h"
+
+namespace replayssm::cuda {
+
+// Before the layers of a step: begin_step of every sequence's cursor. cursors: [slots].
+void begin_steps(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
+
+// After the layers: commit_step with accepted[s] tokens. accepted: [sequences].
+void commit_steps(const SequenceBatch& batch, const int32_t* accepted, Route route, Cursor* cursors,
+                  cudaStream_t stream);
+
+// After recurrent_fold of every layer, in place.
+void commit_folds(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
+
+void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream);
+void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream);
+
+// The same, cut into blocks as `config` says.
+void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
+                    cudaStream_t stream);
+
+}  // namespace replayssm::cuda

@@ -1,0 +1,20 @@
+// One launch of the step kernel.
+#pragma once
+
+#include "ops/cuda/step_layout.h"
+
+namespace replayssm::cuda {
+
+struct StepLaunch {
+  LaunchConfig config;
+  StepLayout layout;
+  int heads = 0, key_heads = 0, head_dim = 0;
+  int head_passes = 0;  // of a block's share of a head
+  FastDivide slices, group, ring_rows,
+      passes;                            // by slices, heads of a key head, ring rows, head_passes
+  bool overlaps = false;                 // may be launched while its predecessor still runs
+  bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
+  const int32_t* target_slot = nullptr;  // of fold_all; null: in place
+};
+
+}  // namespace replayssm::cuda

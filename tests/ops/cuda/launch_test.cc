@@ -1,0 +1,68 @@
+// The choice of launch configurations, without a device.
+#include "ops/cuda/launch.h"
+
+#include <gtest/gtest.h>
+
+namespace replayssm::cuda {
+namespace {
+
+constexpr Device kH200{.multiprocessors = 132, .shared_bytes_per_block = 227 * 1024};
+
+StepDescription step(RecurrentShape shape, int64_t sequences, DType read = DType::kFloat32) {
+  return {.shape = shape, .read = read, .sequences = sequences};
+}
+
+const RecurrentShape kShapes[] = {
+    {Family::kMamba2, 128, 8, 64, 128},     {Family::kMamba2, 96, 8, 80, 128},
+    {Family::kMamba2, 5, 5, 8, 128},        {Family::kGatedDelta, 32, 16, 128, 128},
+    {Family::kGatedDelta, 2, 1, 24, 128},   {Family::kKimiDelta, 32, 32, 128, 128},
+    {Family::kKimiDelta, 1, 1, 8 * 9, 128},
+};
+
+TEST(ChooseLaunch, CutsEveryShapeEvenly) {
+  for (const auto& shape : kShapes) {
+    for (const int64_t sequences : {0, 1, 2, 7, 32, 128, 256, 1024}) {
+      const auto config = choose_launch(step(shape, sequences), kH200);
+      SCOPED_TRACE(to_string(config));
+      EXPECT_EQ(shape.heads / shape.key_heads % config.heads, 0);
+      EXPECT_EQ(shape.head_dim % (config.slices * kPassRows), 0);
+      EXPECT_TRUE(config.heads == 1 || config.slices == 1);
+      EXPECT_GE(config.warps, 1);
+      EXPECT_LE(config.warps, kMaxWarps);
+      EXPECT_LE(config.warps * kPassRows, shape.head_dim * config.heads / config.slices);
+    }
+  }
+}
+
+TEST(ChooseLaunch, FillsTheChipWithOneSequence) {
+  const RecurrentShape gdn{Family::kGatedDelta, 32, 16, 128, 128};
+  const auto config = choose_launch(step(gdn, 1), kH200);
+  EXPECT_GE(gdn.heads * config.slices, 128);
+}
+
+TEST(ChooseLaunch, IsAFunctionOfItsArguments) {
+  for (const auto& shape : kShapes)
+    EXPECT_EQ(choose_launch(step(shape, 64), kH200), choose_launch(step(shape, 64), kH200));
+}
+
+TEST(LaunchConfig, IsPrintable) {
+  EXPECT_EQ(to_string(LaunchConfig{.heads = 2, .slices = 1, .warps = 4}),
+            "heads=2 slices=1 warps=4");
+}
+
+TEST(FastDivide, AgreesWithDivision) {
+  for (const uint32_t divisor : {1u, 2u, 3u, 5u, 7u, 16u, 17u, 21u, 33u, 255u, 1000u, 65535u}) {
+    const FastDivide by(divisor);
+    for (uint64_t x = 1; x < UINT64_MAX / 3; x *= 3) {
+      for (const uint64_t y : {x - 1, x, x + 1, ~x}) {
+        const auto low = static_cast<uint32_t>(y);
+        EXPECT_EQ(by.divide(low), low / divisor) << low << " / " << divisor;
+        EXPECT_EQ(by.modulo(low), low % divisor) << low << " % " << divisor;
+        EXPECT_EQ(by.modulo64(y), y % divisor) << y << " % " << divisor;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace replayssm::cuda
