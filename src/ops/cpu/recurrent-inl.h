@@ -86,9 +86,9 @@ HWY_INLINE void store_vectors(const Row<kVecs>& row, const RowWidth<kVecs>& widt
   for (size_t i = 0; i < width.vecs(); ++i) hn::Store(row.v[i], D(), p + i * kLanes);
 }
 
-// Even and odd vectors are summed apart, then together, then across lanes.
+// Even and odd vectors are summed apart, then together; what is left is to be summed across lanes.
 template <size_t kVecs>
-HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
+HWY_INLINE V dot_lanes(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
   const D d;
   V even = hn::Zero(d), odd = hn::Zero(d);
   size_t i = 0;
@@ -97,7 +97,40 @@ HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& w
     odd = hn::MulAdd(row.v[i + 1], hn::Load(d, t + (i + 1) * kLanes), odd);
   }
   if (i < width.vecs()) even = hn::MulAdd(row.v[i], hn::Load(d, t + i * kLanes), even);
-  return hn::SumOfLanes(d, hn::Add(even, odd));
+  return hn::Add(even, odd);
+}
+template <size_t kVecs>
+HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
+  return hn::SumOfLanes(D(), dot_lanes(row, t, width));
+}
+
+// The sums across the lanes of kCount vectors, each as SumOfLanes adds it: halves of vectors,
+// then of what is left. Four vectors of 16 lanes share their shuffles.
+template <size_t kCount>
+HWY_INLINE void sum_lanes(const V* x, float* sums) {
+  const D d;
+  size_t i = 0;
+#if HWY_TARGET <= HWY_AVX3
+  for (; i + 4 <= kCount; i += 4) {
+    const auto eights = [&](V a, V b) {
+      return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+    };
+    const auto ab = eights(x[i], x[i + 1]), cd = eights(x[i + 2], x[i + 3]);
+    // Blocks a0 a1 b0 b1 and c0 c1 d0 d1 as a0 c0 b0 d0 and a1 c1 b1 d1.
+    const auto first = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(cd), ab);
+    const auto second = hn::OddEvenBlocks(cd, hn::SwapAdjacentBlocks(ab));
+    auto acbd = hn::Add(first, second);
+    acbd = hn::Add(acbd, hn::Shuffle1032(acbd));
+    acbd = hn::Add(acbd, hn::Shuffle2301(acbd));
+    HWY_ALIGN float lanes[kLanes];
+    hn::Store(acbd, d, lanes);
+    sums[i] = lanes[0];
+    sums[i + 1] = lanes[8];
+    sums[i + 2] = lanes[4];
+    sums[i + 3] = lanes[12];
+  }
+#endif
+  for (; i < kCount; ++i) sums[i] = hn::GetLane(hn::SumOfLanes(d, x[i]));
 }
 
 // The same over scratch rows of `count` floats, a multiple of kPadFloats.
