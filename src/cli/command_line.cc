@@ -15,6 +15,7 @@
 #include "cli/bench_op.h"
 #include "cli/generate.h"
 #include "cli/logits.h"
+#include "cli/sweep_flags.h"
 #include "core/check.h"
 #include "replayssm/ops.h"
 
@@ -278,22 +279,10 @@ void add_bench_accuracy(CLI::App& parent, Command& command) {
   add_number(app, "--max-tokens", options->max_tokens, 0, kMostTokens,
              "Use only the start of the text; 0 = all of it");
   add_switch(app, "--json", options->json, "JSON instead of a table");
-  add_switch(app, "--precision-sweep", options->precision_sweep,
-             "What storage formats of the state cost: every read and recurrence format, through "
-             "output_only decode steps");
-  const auto add_formats = [&](const char* flag, Names& names, const char* help) {
-    app.add_option(flag, names, help)->type_name("NAME,...")->delimiter(',')->capture_default_str();
-  };
-  add_formats("--read-formats", options->read_formats, "What steps between folds read");
-  add_formats("--recurrence-formats", options->recurrence_formats, "What folds store");
-  app.add_option("--buffer-lens", options->buffer_lens, "Buffer lengths of the sweep")
-      ->check(CLI::Range(int64_t{1}, kMostBuffer))
-      ->type_name("N,...")
-      ->delimiter(',')
-      ->capture_default_str();
   add_state(app, options->state);
   add_max_num_seqs(app, options->limits);
   add_max_num_batched_tokens(app, options->limits);
+  add_sweep_flags(app, *options, kMostBuffer);
   app.callback([options, &command] { command = [options] { bench_accuracy(*options); }; });
 }
 

@@ -1,6 +1,7 @@
 // Checks of what lies behind the pointers of a batch.
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,39 @@ void check_no_slot_twice(const char* name, const int32_t* slot, int64_t count) {
   }
 }
 
+void check_cursor(const SequenceBatch& batch, int64_t s, WindowUse use) {
+  const int32_t slot = batch.slot[s];
+  const Cursor& c = batch.cursors[slot];
+  const RingConfig& ring = batch.ring;
+  const std::string name = at("batch.cursors", slot);
+  const int64_t most = std::max(ring.buffer_len, ring.max_window);
+  const auto expect_range = [&](const char* field, int64_t least, int64_t highest, int64_t value) {
+    if (value >= least && value <= highest) return;
+    fail(name, ".", field, ": expected ", least, " to ", highest, ", got ", value);
+  };
+  expect_range("fold_count", 0, most, c.fold_count);
+  expect_range("ring_count", 0, most - c.fold_count, c.ring_count);
+  expect_range("ring_limit", 0, ring.buffer_len, c.ring_limit);
+  if (c.ring_start < ring.conv_kernel - 1 + c.fold_count) {
+    fail(name, ".ring_start: expected at least ", ring.conv_kernel - 1 + c.fold_count, ", got ",
+         c.ring_start);
+  }
+  if (use == WindowUse::kPrompt && c.ring_count + c.fold_count > 0) {
+    fail(name, ".ring_count: expected an empty ring, got ", c.ring_count + c.fold_count, " rows");
+  }
+  if (use != WindowUse::kDecode) return;
+  const int64_t window = batch.query_start[s + 1] - batch.query_start[s];
+  if (c.ring_count > 0 && window > 0 && c.ring_count + window > c.ring_limit) {
+    fail(name,
+         ".ring_count: expected a step that has begun, with at most ring_limit = ", c.ring_limit,
+         " rows and tokens, got ", c.ring_count, " and ", window);
+  }
+}
+
+}  // namespace
+
 void check_windows(const SequenceBatch& batch, WindowUse use) {
+  if (use == WindowUse::kNone || batch.sequences == 0) return;
   const int32_t* start = batch.query_start;
   if (start[0] < 0) fail("batch.query_start[0]: expected at least 0, got ", start[0]);
   for (int64_t s = 0; s < batch.sequences; ++s) {
@@ -58,41 +91,18 @@ void check_windows(const SequenceBatch& batch, WindowUse use) {
   }
 }
 
-void check_cursor(const SequenceBatch& batch, int64_t s, int64_t window) {
-  const int32_t slot = batch.slot[s];
-  const Cursor& c = batch.cursors[slot];
-  const RingConfig& ring = batch.ring;
-  const std::string name = at("batch.cursors", slot);
-  const int64_t most = std::max(ring.buffer_len, ring.max_window);
-  const auto expect_range = [&](const char* field, int64_t least, int64_t highest, int64_t value) {
-    if (value >= least && value <= highest) return;
-    fail(name, ".", field, ": expected ", least, " to ", highest, ", got ", value);
-  };
-  expect_range("fold_count", 0, most, c.fold_count);
-  expect_range("ring_count", 0, most - c.fold_count, c.ring_count);
-  expect_range("ring_limit", 0, ring.buffer_len, c.ring_limit);
-  if (c.ring_start < ring.conv_kernel - 1 + c.fold_count) {
-    fail(name, ".ring_start: expected at least ", ring.conv_kernel - 1 + c.fold_count, ", got ",
-         c.ring_start);
-  }
-  if (c.ring_count > 0 && window > 0 && c.ring_count + window > c.ring_limit) {
-    fail(name,
-         ".ring_count: expected a step that has begun, with at most ring_limit = ", c.ring_limit,
-         " rows and tokens, got ", c.ring_count, " and ", window);
-  }
-}
-
-}  // namespace
-
 void check_batch(const SequenceBatch& batch, int64_t slots, WindowUse use) {
   check_slot_range("batch.slot", batch.slot, batch.sequences, slots);
   check_no_slot_twice("batch.slot", batch.slot, batch.sequences);
-  const bool windows = use != WindowUse::kNone && batch.sequences > 0;
-  if (windows) check_windows(batch, use);
+  check_windows(batch, use);
   for (int64_t s = 0; batch.cursors != nullptr && s < batch.sequences; ++s) {
-    if (batch.slot[s] < 0) continue;
-    const bool decodes = windows && use == WindowUse::kDecode;
-    check_cursor(batch, s, decodes ? batch.query_start[s + 1] - batch.query_start[s] : 0);
+    if (batch.slot[s] >= 0) check_cursor(batch, s, use);
+  }
+}
+
+void debug_check(const SequenceBatch& batch, WindowUse use) {
+  if constexpr (REPLAYSSM_DEBUG_CHECKS != 0) {
+    check_batch(batch, std::numeric_limits<int32_t>::max(), use);
   }
 }
 
@@ -112,6 +122,7 @@ void check_targets(const SequenceBatch& batch, const int32_t* target_slot, int64
 
 void check_path(const SequenceBatch& batch, const int32_t* path, const int32_t* accepted) {
   for (int64_t s = 0; s < batch.sequences; ++s) {
+    if (batch.slot[s] < 0) continue;
     const int64_t first = batch.query_start[s], window = batch.query_start[s + 1] - first;
     if (accepted[s] < 0 || accepted[s] > window) {
       fail(at("accepted", s), ": expected 0 to the window's ", window, " tokens, got ",

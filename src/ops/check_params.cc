@@ -20,16 +20,8 @@ void expect_at_most(const char* name, int64_t most, int64_t value) {
   if (value > most) fail(name, ": expected at most ", most, ", got ", value);
 }
 
-void expect_pointer(const char* name, const void* pointer, int64_t alignment) {
-  if (pointer == nullptr) fail(name, ": expected memory, got a null pointer");
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  if (address % static_cast<uintptr_t>(alignment) == 0) return;
-  fail(name, ": expected ", alignment, "-byte alignment, got an address of ",
-       int64_t{1} << std::countr_zero(address), "-byte alignment");
-}
-
 void expect_optional_pointer(const char* name, const void* pointer, int64_t alignment) {
-  if (pointer != nullptr) expect_pointer(name, pointer, alignment);
+  if (pointer != nullptr) check_pointer(name, pointer, alignment);
 }
 
 void expect_null(const char* name, const void* pointer, const char* why) {
@@ -47,7 +39,7 @@ void expect_float(const char* name, DType dtype) {
 void expect_rows(const char* name, const char* stride_name, const void* data, DType dtype,
                  int64_t width, int64_t stride, int64_t alignment) {
   const int64_t element = dtype_bytes(dtype);
-  expect_pointer(name, data, std::max(alignment, element));
+  check_pointer(name, data, std::max(alignment, element));
   expect_at_least(stride_name, width, stride);
   if (stride * element % alignment != 0) {
     fail(stride_name, ": expected rows of ", alignment, "-byte alignment, got ", stride,
@@ -73,9 +65,9 @@ void check_sequences(const SequenceBatch& batch, BatchUse use) {
   expect_at_least("batch.sequences", 0, batch.sequences);
   check_ring(batch.ring);
   if (batch.sequences == 0) return;
-  expect_pointer("batch.slot", batch.slot, alignof(int32_t));
-  if (use.windows) expect_pointer("batch.query_start", batch.query_start, alignof(int32_t));
-  if (use.cursors) expect_pointer("batch.cursors", batch.cursors, alignof(Cursor));
+  check_pointer("batch.slot", batch.slot, alignof(int32_t));
+  if (use.windows) check_pointer("batch.query_start", batch.query_start, alignof(int32_t));
+  if (use.cursors) check_pointer("batch.cursors", batch.cursors, alignof(Cursor));
   if (use.windows) expect_optional_pointer("batch.parent", batch.parent, alignof(int32_t));
 }
 
@@ -96,12 +88,11 @@ void check_shape(const RecurrentShape& shape) {
 void check_read_copy(const ReadCopy& copy, int64_t alignment) {
   if (copy.data == nullptr) return;
   const int64_t element = dtype_bytes(copy.dtype);
-  if (element == 0 || copy.dtype == DType::kFloat32) {
-    fail("state.read_copy.dtype: expected float16, bfloat16, float8_e4m3fn or int8, got ",
-         dtype_name(copy.dtype));
+  if (element == 0) {
+    fail("state.read_copy.dtype: expected one of the types, got ", int{uint8_t(copy.dtype)});
   }
-  expect_pointer("state.read_copy.data", copy.data, std::max(alignment, element));
-  if (element == 1) expect_pointer("state.read_copy.scale", copy.scale, kSingle);
+  check_pointer("state.read_copy.data", copy.data, std::max(alignment, element));
+  if (element == 1) check_pointer("state.read_copy.scale", copy.scale, kSingle);
 }
 
 // Memory of a ring is needed by what reads or writes one.
@@ -109,14 +100,14 @@ void check_state(const RecurrentShape& shape, const RecurrentState& state, bool 
                  int64_t alignment) {
   expect_float("state.checkpoint_dtype", state.checkpoint_dtype);
   expect_float("state.activation_dtype", state.activation_dtype);
-  expect_pointer("state.checkpoint", state.checkpoint,
-                 std::max(alignment, dtype_bytes(state.checkpoint_dtype)));
+  check_pointer("state.checkpoint", state.checkpoint,
+                std::max(alignment, dtype_bytes(state.checkpoint_dtype)));
   check_read_copy(state.read_copy, alignment);
   const int64_t activation = std::max(alignment, dtype_bytes(state.activation_dtype));
   const bool channels = shape.family == Family::kKimiDelta;
   const auto expect = [&](const char* name, const void* pointer, int64_t bytes) {
     if (ring) {
-      expect_pointer(name, pointer, bytes);
+      check_pointer(name, pointer, bytes);
     } else {
       expect_optional_pointer(name, pointer, bytes);
     }
@@ -133,8 +124,8 @@ void check_state(const RecurrentShape& shape, const RecurrentState& state, bool 
 
 void check_channel_gate(const RecurrentShape& shape, const ChannelGate& gate) {
   if (shape.family != Family::kKimiDelta) return;
-  expect_pointer("channel_gate.scale", gate.scale, kSingle);
-  expect_pointer("channel_gate.bias", gate.bias, kSingle);
+  check_pointer("channel_gate.scale", gate.scale, kSingle);
+  check_pointer("channel_gate.bias", gate.bias, kSingle);
 }
 
 // What all ops that take tokens have in common.
@@ -152,21 +143,21 @@ void check_tokens(const RecurrentStepParams& p, bool ring, int64_t alignment) {
   expect_rows("v", "v_stride", p.v, dtype, values, p.v_stride, alignment);
   expect_rows("k", "k_stride", p.k, dtype, keys, p.k_stride, alignment);
   expect_rows("q", "q_stride", p.q, dtype, keys, p.q_stride, alignment);
-  expect_pointer("b", p.b, kSingle);
+  check_pointer("b", p.b, kSingle);
   if (s.family == Family::kKimiDelta) {
     expect_rows("gate", "gate_stride", p.gate, dtype, s.heads * s.state_dim, p.gate_stride,
                 alignment);
   } else {
-    expect_pointer("g", p.g, kSingle);
+    check_pointer("g", p.g, kSingle);
   }
   expect_optional_pointer("skip", p.skip, kSingle);
   if (p.z != nullptr) expect_rows("z", "z_stride", p.z, dtype, values, p.z_stride, alignment);
-  expect_pointer("o", p.o, std::max(alignment, dtype_bytes(p.o_dtype)));
+  check_pointer("o", p.o, std::max(alignment, dtype_bytes(p.o_dtype)));
 }
 
 void check_conv_inputs(const void* inputs, int64_t channels, DType dtype, int64_t alignment) {
   if (inputs == nullptr) return;
-  expect_pointer("conv_inputs", inputs, std::max(alignment, dtype_bytes(dtype)));
+  check_pointer("conv_inputs", inputs, std::max(alignment, dtype_bytes(dtype)));
   expect_at_least("channels", 1, channels);
 }
 
@@ -179,6 +170,19 @@ void check_slots(const Params& p, BatchUse use, int64_t alignment) {
 }
 
 }  // namespace
+
+void check_pointer(const char* name, const void* pointer, int64_t alignment) {
+  if (pointer == nullptr) fail(name, ": expected memory, got a null pointer");
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  if (address % static_cast<uintptr_t>(alignment) == 0) return;
+  fail(name, ": expected ", alignment, "-byte alignment, got an address of ",
+       int64_t{1} << std::countr_zero(address), "-byte alignment");
+}
+
+void check_params(const RecurrentShape& shape, const RingConfig& ring) {
+  check_shape(shape);
+  check_ring(ring);
+}
 
 void check_params(const RecurrentStepParams& p, int64_t alignment) {
   const bool known = p.route == Route::kConventional || p.route == Route::kStateAndOutput ||
@@ -198,9 +202,9 @@ void check_params(const SnapshotStepParams& p, int64_t alignment) {
   check_tokens(p, false, alignment);
   expect_null("batch.parent", p.batch.parent, "for snapshots");
   if (p.batch.sequences == 0) return;
-  expect_pointer("snapshots", p.snapshots,
-                 std::max(alignment, dtype_bytes(p.state.checkpoint_dtype)));
-  expect_pointer("source", p.source, alignof(int32_t));
+  check_pointer("snapshots", p.snapshots,
+                std::max(alignment, dtype_bytes(p.state.checkpoint_dtype)));
+  check_pointer("source", p.source, alignof(int32_t));
 }
 
 void check_params(const RecurrentFoldParams& p, int64_t alignment) {
@@ -219,11 +223,11 @@ void check_params(const ConvParams& p, int64_t alignment) {
   if (p.batch.sequences == 0) return;
   expect_rows("x", "x_stride", p.x, DType::kFloat32, p.channels, p.x_stride,
               std::min(alignment, kSingle));
-  expect_pointer("weight", p.weight, kSingle);
+  check_pointer("weight", p.weight, kSingle);
   expect_optional_pointer("bias", p.bias, kSingle);
   const int64_t element = dtype_bytes(p.activation_dtype);
-  expect_pointer("inputs", p.inputs, std::max(alignment, element));
-  expect_pointer("y", p.y, std::max(alignment, element));
+  check_pointer("inputs", p.inputs, std::max(alignment, element));
+  check_pointer("y", p.y, std::max(alignment, element));
 }
 
 void check_params(const SlotClearParams& p, int64_t alignment) {
@@ -232,14 +236,14 @@ void check_params(const SlotClearParams& p, int64_t alignment) {
 
 void check_params(const SlotCopyParams& p, int64_t alignment) {
   check_slots(p, {.windows = false, .cursors = false}, alignment);
-  if (p.batch.sequences > 0) expect_pointer("target_slot", p.target_slot, alignof(int32_t));
+  if (p.batch.sequences > 0) check_pointer("target_slot", p.target_slot, alignof(int32_t));
 }
 
 void check_params(const CompactParams& p, int64_t alignment) {
   check_slots(p, {}, alignment);
   if (p.batch.sequences == 0) return;
-  expect_pointer("path", p.path, alignof(int32_t));
-  expect_pointer("accepted", p.accepted, alignof(int32_t));
+  check_pointer("path", p.path, alignof(int32_t));
+  check_pointer("accepted", p.accepted, alignof(int32_t));
 }
 
 }  // namespace replayssm

@@ -178,4 +178,42 @@ TEST(BenchOp, ReportsEveryVariantOfEveryOp) {
   }
 }
 
+// The float32 states of a sweep are exactly those of no rounding; every other format costs
+// something, a bad one in the recurrence more than a good one in the read copy.
+TEST(PrecisionSweep, SeparatesReadingFromTheRecurrence) {
+  for (const std::string& model : kModels) {
+    const json report = parsed({"bench",
+                                "accuracy",
+                                model,
+                                "--precision-sweep",
+                                "--text",
+                                REPLAYSSM_SOURCE_DIR "/models/eval.txt",
+                                "--window",
+                                "65",
+                                "--max-tokens",
+                                "130",
+                                "--dtype",
+                                "float32",
+                                "--read-formats",
+                                "float32,int8",
+                                "--recurrence-formats",
+                                "float32,int4-sr",
+                                "--buffer-lens",
+                                "1,8",
+                                "--threads",
+                                "1",
+                                "--json"});
+    EXPECT_EQ(report["tokens"], 128);
+    ASSERT_EQ(report["results"].size(), 8u);
+    for (const json& result : report["results"]) {
+      const bool exact = result["read"] == "float32" && result["recurrence"] == "float32";
+      EXPECT_EQ(result["mean_kl"] == 0.0, exact) << result.dump();
+      ASSERT_EQ(result["quarter_kl"].size(), 4u);
+      EXPECT_TRUE(std::isfinite(result["mean_nll"].get<double>()));
+    }
+    const auto kl = [&](size_t i) { return report["results"][i]["mean_kl"].get<double>(); };
+    EXPECT_GT(kl(6), 10 * kl(5)) << "a recurrence of int4 against a read copy of int8";
+  }
+}
+
 }  // namespace

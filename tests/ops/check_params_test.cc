@@ -138,8 +138,8 @@ TEST(CheckParams, NamesWhatIsWrongWithAStep) {
       {[](P& p) { p.state.ring_g = nullptr; }, "state.ring_g: expected memory"},
       {[](P& p) { p.state.read_copy = {at(0), nullptr, DType::kFloat8E4M3}; },
        "state.read_copy.scale: expected memory"},
-      {[](P& p) { p.state.read_copy = {at(0), nullptr, DType::kFloat32}; },
-       "state.read_copy.dtype: expected float16, bfloat16, float8_e4m3fn or int8, got float32"},
+      {[](P& p) { p.state.read_copy = {at(0), nullptr, DType{17}}; },
+       "state.read_copy.dtype: expected one of the types, got 17"},
       {[](P& p) { p.v_stride = 63; }, "v_stride: expected at least 64, got 63"},
       {[](P& p) { p.k_stride = 68; },
        "k_stride: expected rows of 16-byte alignment, got 68 elements of 2 bytes"},
@@ -293,6 +293,10 @@ TEST(CheckBatch, PromptsMayBeLongAndFoldsHaveNoWindows) {
   auto batch = arrays.batch();
   batch.parent = nullptr;
   check_batch(batch, 4, WindowUse::kPrompt);
+  arrays.cursors[0].ring_count = 2;
+  check_batch(batch, 4, WindowUse::kAny);
+  EXPECT_EQ(message_of([&] { check_batch(batch, 4, WindowUse::kPrompt); }),
+            "batch.cursors[0].ring_count: expected an empty ring, got 2 rows");
   EXPECT_THAT(message_of([&] { check_batch(batch, 4, WindowUse::kDecode); }), HasSubstr("1000"));
   batch.query_start = nullptr;
   check_batch(batch, 4, WindowUse::kNone);

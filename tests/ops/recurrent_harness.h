@@ -32,7 +32,7 @@ struct Window {
 enum class Op { kStep, kPrefill };
 
 // The arguments of one call and the memory behind them. Tokens lie apart from each other by strides
-// that are larger than a token, with NaN in between.
+// that are larger than a token, with NaN in between (pitfalls 11: strides assumed contiguous).
 class Call {
  public:
   Call(const Case& c, Pool& pool, const std::vector<Window>& windows, int threads) : case_(c) {

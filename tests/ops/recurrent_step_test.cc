@@ -15,6 +15,8 @@ class RecurrentStep : public ::testing::TestWithParam<Case> {
 INSTANTIATE_TEST_SUITE_P(Shapes, RecurrentStep, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return "case" + std::to_string(info.index); });
 
+// Outputs and states (pitfalls 2: a state that drifts behind correct outputs; 31: tolerances that
+// let a bug through).
 TEST_P(RecurrentStep, EveryRouteMatchesTheReference) {
   const Case c = GetParam();
   const int64_t tokens = 50;
@@ -36,7 +38,9 @@ TEST_P(RecurrentStep, EveryRouteMatchesTheReference) {
   }
 }
 
-// Windows longer than the history that a ring may hold (pitfalls 12: history tied to the window).
+// Windows longer than the history that a ring may hold, so that every row of it is written or
+// folded in one step (pitfalls 7: rows overwritten before they are read; 12: history tied to the
+// window).
 TEST_P(RecurrentStep, WindowsMayBeLongerThanTheBuffer) {
   const Case c = GetParam();
   const int64_t tokens = 36;

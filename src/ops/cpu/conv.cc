@@ -143,6 +143,9 @@ void causal_conv(const ConvParams& params, ThreadPool& pool) {
   constexpr int64_t kBlock = 128;
   const auto& batch = params.batch;
   check_params(params);
+  const WindowUse use = batch.parent != nullptr ? WindowUse::kDecode : WindowUse::kAny;
+  check_windows(batch, use);
+  debug_check(batch, use);
   const auto kernel = HWY_DYNAMIC_DISPATCH(conv_channels);
   const int64_t blocks = (params.channels + kBlock - 1) / kBlock;
   pool.for_ranges(batch.sequences * blocks, [&](int64_t begin, int64_t end, int) {

@@ -1,8 +1,8 @@
 // Rows of a state in registers and the arithmetic that all kernels of the recurrence share,
 // compiled once per instruction set (included after foreach_target.h).
 //
-// Every sum over state_dim goes through `dot` or `dot_memory`, which add in the same order: that is
-// what makes a fold, a conventional update and a readout agree bit for bit.
+// Every product of a state row goes through `dots`, which adds in one order: that is what makes a
+// fold, a conventional update and a readout agree bit for bit.
 #if defined(REPLAYSSM_OPS_CPU_RECURRENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
 #undef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
@@ -86,9 +86,31 @@ HWY_INLINE void store_vectors(const Row<kVecs>& row, const RowWidth<kVecs>& widt
   for (size_t i = 0; i < width.vecs(); ++i) hn::Store(row.v[i], D(), p + i * kLanes);
 }
 
-// Even and odd vectors are summed apart, then together; what is left is to be summed across lanes.
+// Most rows of a state that `dots` takes together.
+inline constexpr int64_t kDotRows = kLanes >= 4 ? 4 : 1;
+
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE V sums_of_lanes(V x0, V, V, V) { return x0; }
+#else
+// Sums the lanes of four vectors: every block of four lanes holds the four sums.
+HWY_INLINE V sums_of_lanes(V x0, V x1, V x2, V x3) {
+  const D d;
+  const hn::RepartitionToWide<D> pairs;
+  const auto halves = [&](V x, V y) {
+    return hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y)));
+  };
+  const auto low = halves(x0, x1), high = halves(x2, x3);
+  auto sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
+                     hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
+  if constexpr (kLanes >= 8) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
+  if constexpr (kLanes >= 16) sum = hn::Add(sum, hn::ConcatLowerUpper(d, sum, sum));
+  return sum;
+}
+#endif
+
+// The products of a row and t, summed over its vectors: even and odd ones apart, then together.
 template <size_t kVecs>
-HWY_INLINE V dot_lanes(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
+HWY_INLINE V multiply_row(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
   const D d;
   V even = hn::Zero(d), odd = hn::Zero(d);
   size_t i = 0;
@@ -99,41 +121,35 @@ HWY_INLINE V dot_lanes(const Row<kVecs>& row, const float* t, const RowWidth<kVe
   if (i < width.vecs()) even = hn::MulAdd(row.v[i], hn::Load(d, t + i * kLanes), even);
   return hn::Add(even, odd);
 }
-template <size_t kVecs>
-HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
-  return hn::SumOfLanes(D(), dot_lanes(row, t, width));
+
+// row . t for kRows rows (at most kDotRows), row r in lane r mod kRows of every block. The order of
+// the sum does not depend on kRows.
+template <size_t kVecs, size_t kRows>
+HWY_INLINE V dots(const Row<kVecs>* rows, const float* t, const RowWidth<kVecs>& width) {
+  static_assert(kRows <= kDotRows && 4 % kRows == 0);
+  V x[kRows];
+  for (size_t r = 0; r < kRows; ++r) x[r] = multiply_row(rows[r], t, width);
+  return sums_of_lanes(x[0], x[1 % kRows], x[2 % kRows], x[3 % kRows]);
 }
 
-// The sums across the lanes of kCount vectors, each as SumOfLanes adds it: halves of vectors,
-// then of what is left. Four vectors of 16 lanes share their shuffles.
-template <size_t kCount>
-HWY_INLINE void sum_lanes(const V* x, float* sums) {
+// kRows numbers as `dots` returns them.
+template <size_t kRows>
+HWY_INLINE V load_lanes(const float* p) {
   const D d;
-  size_t i = 0;
-#if HWY_TARGET <= HWY_AVX3
-  for (; i + 4 <= kCount; i += 4) {
-    const auto eights = [&](V a, V b) {
-      return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
-    };
-    const auto ab = eights(x[i], x[i + 1]), cd = eights(x[i + 2], x[i + 3]);
-    // Blocks a0 a1 b0 b1 and c0 c1 d0 d1 as a0 c0 b0 d0 and a1 c1 b1 d1.
-    const auto first = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(cd), ab);
-    const auto second = hn::OddEvenBlocks(cd, hn::SwapAdjacentBlocks(ab));
-    auto acbd = hn::Add(first, second);
-    acbd = hn::Add(acbd, hn::Shuffle1032(acbd));
-    acbd = hn::Add(acbd, hn::Shuffle2301(acbd));
-    HWY_ALIGN float lanes[kLanes];
-    hn::Store(acbd, d, lanes);
-    sums[i] = lanes[0];
-    sums[i + 1] = lanes[8];
-    sums[i + 2] = lanes[4];
-    sums[i + 3] = lanes[12];
-  }
-#endif
-  for (; i < kCount; ++i) sums[i] = hn::GetLane(hn::SumOfLanes(d, x[i]));
+  if constexpr (kRows == 1) return hn::Set(d, p[0]);
+  if constexpr (kRows == 2) return hn::OddEven(hn::Set(d, p[1]), hn::Set(d, p[0]));
+  if constexpr (kRows == 4) return hn::LoadDup128(d, p);
 }
 
-// The same over scratch rows of `count` floats, a multiple of kPadFloats.
+// o += the first kRows lanes.
+template <size_t kRows>
+HWY_INLINE void add_lanes(V x, float* o) {
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(x, D(), lanes);
+  for (size_t r = 0; r < kRows; ++r) o[r] += lanes[r];
+}
+
+// x . y over scratch rows of `count` floats, a multiple of kPadFloats; in all lanes.
 HWY_INLINE V dot_memory(const float* x, const float* y, int64_t count) {
   const D d;
   V even = hn::Zero(d), odd = hn::Zero(d);

@@ -39,7 +39,7 @@ struct Mamba2GateParams {
 void mamba2_gates(const Mamba2GateParams& params, ThreadPool& pool);
 
 // Gated Delta: b = sigmoid(beta), g = a * softplus(alpha + dt_bias) with a = -exp(A_log).
-// beta, alpha: [tokens, heads], tokens `stride` apart.
+// beta, alpha: [tokens, heads], tokens `stride` apart. Without alpha (Kimi Delta) b only.
 struct DeltaGateParams {
   const float* beta = nullptr;
   const float* alpha = nullptr;

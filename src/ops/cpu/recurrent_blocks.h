@@ -55,7 +55,8 @@ class BlockList {
     parts_ = std::clamp<int64_t>((wanted + have - 1) / have, least, heads_per_key_);
   }
 
-  int64_t count() const { return sequences_ * key_heads_ * parts_; }
+  int64_t per_sequence() const { return key_heads_ * parts_; }
+  int64_t count() const { return sequences_ * per_sequence(); }
 
   Block operator[](int64_t i) const {
     Block block;
@@ -112,6 +113,8 @@ struct StepScratch {
     k = carver.take(rows * width);
     q = carver.take(window * width);
     kq = carver.take(window * rows);
+    weight = carver.take(rows);
+    value = reinterpret_cast<const void**>(carver.take(2 * rows));
     fresh = carver.take(kMostRows * width);
     state = carver.take(shape.head_dim * shape.state_dim);
     for (int64_t h = 0; h < std::min(kBlockHeads, shape.heads / shape.key_heads); ++h)
@@ -129,6 +132,8 @@ struct StepScratch {
   float* k;               // [rows, width]
   float* q;               // [window, width]
   float* kq;              // [window, rows]
+  float* weight;          // [rows] c of the rows whose values are mixed
+  const void** value;     // [rows] where these values are
   float* fresh;           // [kMostRows, width], rows on their way to a HeadWriter
   float* state;           // [head_dim, state_dim], a read copy's values
   HeadScratch heads[kBlockHeads];

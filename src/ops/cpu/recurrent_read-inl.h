@@ -7,8 +7,6 @@
 #define REPLAYSSM_OPS_CPU_RECURRENT_READ_INL_H_
 #endif
 
-#include <type_traits>
-
 #include "core/dispatch.h"
 #include "ops/cpu/recurrent_stream-inl.h"
 
@@ -27,8 +25,12 @@ struct StoredRows {
     data = static_cast<const T*>(states) + row * shape.state_dim;
     if (kScaled) scale = scales + row;
   }
-  // What the loaded elements of a row are to be multiplied by.
-  float factor(int64_t row) const { return kScaled ? scale[row] * kLoadFactor<T> : 1.0f; }
+  // What the loaded elements of kRows rows are to be multiplied by, in the lanes of `dots`.
+  template <size_t kRows>
+  HWY_INLINE V factors(int64_t row) const {
+    if constexpr (!kScaled) return hn::Set(D(), 1.0f);
+    return hn::Mul(load_lanes<kRows>(scale + row), hn::Set(D(), kLoadFactor<T>));
+  }
 
   const T* data;
   const float* scale = nullptr;
@@ -65,10 +67,9 @@ HWY_INLINE void read_rows(const StoredRows<T>& stored, const HeadScratch& head,
     for (size_t r = 0; r < kRows; ++r)
       even[r] = hn::MulAdd(load_vector(rows + r * state_dim, i, width), t0, even[r]);
   }
-  float sums[kRows];
   for (size_t r = 0; r < kRows; ++r) even[r] = hn::Add(even[r], odd[r]);
-  sum_lanes<kRows>(even, sums);
-  for (size_t r = 0; r < kRows; ++r) head.o[row + r] += stored.factor(row + r) * sums[r];
+  const auto sums = sums_of_lanes(even[0], even[1 % kRows], even[2 % kRows], even[3 % kRows]);
+  add_lanes<kRows>(hn::Mul(sums, stored.template factors<kRows>(row)), head.o + row);
 }
 
 // The same for a longer window: kRows rows stay in registers.
@@ -79,30 +80,18 @@ HWY_INLINE void read_rows_window(const StoredRows<T>& stored, int64_t window, co
   const T* rows = stored.data + row * state_dim;
   Row<kVecs> s[kRows];
   for (size_t r = 0; r < kRows; ++r) load_row(rows + r * state_dim, width, s[r]);
-  const auto read = [&](int64_t first, auto tokens) {
-    constexpr size_t kTokens = decltype(tokens)::value;
-    V products[kTokens * kRows];
-    float sums[kTokens * kRows];
-    for (size_t i = 0; i < kTokens; ++i) {
-      for (size_t r = 0; r < kRows; ++r)
-        products[i * kRows + r] = dot_lanes(s[r], head.t + (first + i) * m.width, width);
-    }
-    sum_lanes<kTokens * kRows>(products, sums);
-    for (size_t i = 0; i < kTokens; ++i) {
-      float* o = head.o + (first + i) * m.height + row;
-      for (size_t r = 0; r < kRows; ++r) o[r] += stored.factor(row + r) * sums[i * kRows + r];
-    }
-  };
-  int64_t i = 0;
-  for (; i + 2 <= window; i += 2) read(i, std::integral_constant<size_t, 2>());
-  if (i < window) read(i, std::integral_constant<size_t, 1>());
+  const auto factors = stored.template factors<kRows>(row);
+  for (int64_t i = 0; i < window; ++i) {
+    const auto products = dots<kVecs, kRows>(s, head.t + i * m.width, width);
+    add_lanes<kRows>(hn::Mul(products, factors), head.o + i * m.height + row);
+  }
 }
 
 // Adds S t to every output of the window.
 template <size_t kVecs, class T>
 void read_head(const StoredRows<T>& stored, int64_t window, const StepScratch& m,
                const HeadScratch& head, const RecurrentShape& shape, Prefetcher& prefetcher) {
-  constexpr int64_t kTokenRows = 4, kWindowRows = kVecs > 0 && kVecs <= 8 ? 2 : 1;
+  constexpr int64_t kTokenRows = kDotRows, kWindowRows = kVecs > 0 ? kDotRows : 1;
   const RowWidth<kVecs> width(shape.state_dim);
   const auto fetch = [&](int64_t row, int64_t rows) {
     // Twice what is read: the distance is made up where nothing was fetched ahead.
@@ -132,7 +121,7 @@ template <class T>
 void decode_head(const StoredRows<T>& stored, const RecurrentShape& shape, float* state) {
   const D d;
   for (int64_t row = 0; row < shape.head_dim; ++row) {
-    const auto factor = hn::Set(d, stored.factor(row));
+    const auto factor = stored.template factors<1>(row);
     const int64_t at = row * shape.state_dim;
     ForVectors(d, static_cast<size_t>(shape.state_dim), [&](size_t i, auto n) {
       StoreF32N(hn::Mul(LoadF32N(d, stored.data + at + i, n), factor), d, state + at + i, n);

@@ -54,15 +54,20 @@ class StepBlock {
     replay_.replayed = replay_.parent ? history : replay_.rows;
   }
 
-  // Asks for the rows of the ring that run() will read.
-  void prefetch_ring() const {
+  // Asks for the part `part` of `parts` of what the ring of this sequence holds: as whole rows of
+  // all heads, which lie together.
+  void prefetch_ring(int64_t part, int64_t parts) const {
     if (slot_ < 0) return;
-    const int64_t heads = block_.head_end - block_.head_begin;
-    for (int64_t j = 0; j < history(); ++j) {
-      prefetch(ring_value(j, block_.head_begin), heads * p_.shape.head_dim);
-      prefetch(ring_key(j), p_.shape.state_dim);
-      if constexpr (kFamily == Family::kKimiDelta)
-        prefetch(ring_gates(j, block_.head_begin), heads * p_.shape.state_dim);
+    const RecurrentShape& shape = p_.shape;
+    for (int64_t j = history() * part / parts; j < history() * (part + 1) / parts; ++j) {
+      prefetch(ring_value(j, 0), shape.heads * shape.head_dim);
+      prefetch(ring_key(j) - block_.key_head * shape.state_dim, shape.key_heads * shape.state_dim);
+      prefetch(p_.state.ring_b + ring_scalar(j, 0), shape.heads);
+      if constexpr (kFamily == Family::kKimiDelta) {
+        prefetch(ring_gates(j, 0), shape.heads * shape.state_dim);
+      } else {
+        prefetch(p_.state.ring_g + ring_scalar(j, 0), shape.heads);
+      }
     }
   }
 
@@ -73,7 +78,7 @@ class StepBlock {
     if (replay_.rows == 0) return copy_heads();
     gather_keys();
     for (int64_t j = 0; j < replay_.rows; ++j) {
-      gather_values(j);
+      gather_gates(j);
       fetch_ahead();
     }
     const int64_t heads = block_.head_end - block_.head_begin;
@@ -84,7 +89,7 @@ class StepBlock {
       for (int64_t h = 0; h < heads; ++h) stream<true>(h);
     } else {
       walk_back<kFamily>(replay_, m_, heads, [&] { fetch_ahead(); });
-      for (int64_t h = 0; h < heads; ++h) mix_values(replay_, m_, m_.heads[h]);
+      for (int64_t h = 0; h < heads; ++h) mix_values(h);
       for (int64_t h = 0; h < heads; ++h) stream<false>(h);
     }
     if (keeps_ring()) append();
@@ -126,6 +131,9 @@ class StepBlock {
            head * p_.shape.head_dim;
   }
 
+  const ActT* value(int64_t j, int64_t head) const {
+    return j < history() ? ring_value(j, head) : window_value(j - history(), head);
+  }
   const ActT* window_gates(int64_t i, int64_t head) const {
     return static_cast<const ActT*>(p_.gate) + (first_token_ + i) * p_.gate_stride +
            head * p_.shape.state_dim;
@@ -164,16 +172,16 @@ class StepBlock {
     }
   }
 
-  // Row j of all heads of the block.
-  void gather_values(int64_t j) {
+  // Row j of all heads of the block: gates, and the values of the rows that run through the state.
+  void gather_gates(int64_t j) {
     const bool in_ring = j < history();
     const int64_t i = j - history();
     const int64_t row = in_ring ? ring_scalar(j, 0) : (first_token_ + i) * p_.shape.heads;
     const float* b = (in_ring ? p_.state.ring_b : p_.b) + row;
     for (int64_t head = block_.head_begin; head < block_.head_end; ++head) {
       const HeadScratch& scratch = m_.heads[head - block_.head_begin];
-      to_padded_floats(in_ring ? ring_value(j, head) : window_value(i, head), p_.shape.head_dim,
-                       m_.height, scratch.v + j * m_.height);
+      if (j < replay_.replayed)
+        to_padded_floats(value(j, head), p_.shape.head_dim, m_.height, scratch.v + j * m_.height);
       scratch.b[j] = b[head];
       if constexpr (kFamily == Family::kKimiDelta) {
         channel_decays(in_ring ? ring_gates(j, head) : window_gates(i, head), p_.shape.state_dim,
@@ -181,6 +189,20 @@ class StepBlock {
       } else {
         scratch.a[j] = ((in_ring ? p_.state.ring_g : p_.g) + row)[head];
       }
+    }
+  }
+
+  // The share of the walked rows in the outputs of head h: o = sum_j c_j v_j.
+  void mix_values(int64_t h) {
+    const HeadScratch& head = m_.heads[h];
+    for (int64_t i = 0; i < replay_.window; ++i) {
+      const int64_t last = replay_.first_of_window() + i;
+      int64_t count = 0;
+      for (int64_t j = last; j >= replay_.replayed; j = replay_.before(j)) {
+        m_.value[count] = value(j, block_.head_begin + h);
+        m_.weight[count++] = head.c[i * m_.rows + j];
+      }
+      weighted_sum<ActT>(count, m_.weight, m_.value, p_.shape.head_dim, head.o + i * m_.height);
     }
   }
 
@@ -289,7 +311,9 @@ void run_step_blocks(const StepCall& call, const BlockList& blocks, int64_t begi
   dispatch_float(call.state.activation_dtype, [&]<class ActT>() {
     using Step = StepBlock<kFamily, ActT>;
     for (int64_t i = begin; i < end; ++i) {
-      if (i + 1 < end) Step(call, blocks[i + 1], memory, prefetcher).prefetch_ring();
+      // The ring of the next sequence is fetched bit by bit while this one is computed.
+      const int64_t parts = blocks.per_sequence(), next = (i / parts + 1) * parts;
+      if (next < end) Step(call, blocks[next], memory, prefetcher).prefetch_ring(i % parts, parts);
       Step(call, blocks[i], memory, prefetcher).run();
     }
   });

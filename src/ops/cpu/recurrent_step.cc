@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/check.h"
+#include "ops/check_params.h"
 #include "ops/cpu/recurrent.h"
 #include "ops/cpu/recurrent_blocks.h"
 #include "ops/cpu/recurrent_kernels.h"
@@ -10,38 +10,18 @@
 namespace replayssm::cpu {
 namespace {
 
-void check_shape(const RecurrentShape& shape) {
-  REPLAYSSM_CHECK(shape.heads > 0 && shape.key_heads > 0 && shape.heads % shape.key_heads == 0,
-                  "heads=", shape.heads, " key_heads=", shape.key_heads);
-  REPLAYSSM_CHECK(shape.head_dim > 0, "head_dim=", shape.head_dim);
-  REPLAYSSM_CHECK(shape.state_dim > 0 && shape.state_dim <= kMaxStateDim,
-                  "state_dim=", shape.state_dim, ", at most ", kMaxStateDim);
-}
-
-void check_recurrent(const RecurrentStepParams& p) {
-  check_shape(p.shape);
-  REPLAYSSM_CHECK(p.batch.sequences >= 0, "sequences=", p.batch.sequences);
-  REPLAYSSM_CHECK(p.batch.ring.buffer_len >= 1 && p.batch.ring.max_window >= 1,
-                  "buffer_len=", p.batch.ring.buffer_len, " max_window=", p.batch.ring.max_window);
-  REPLAYSSM_CHECK(p.state.checkpoint != nullptr, "no checkpoint memory");
-  REPLAYSSM_CHECK(p.state.read_copy.data == nullptr || p.state.read_copy.scale != nullptr ||
-                      dtype_bytes(p.state.read_copy.dtype) > 1,
-                  "read copy of ", dtype_name(p.state.read_copy.dtype), " without scale");
-  REPLAYSSM_CHECK(p.shape.family != Family::kKimiDelta ||
-                      (p.channel_gate.scale != nullptr && p.channel_gate.bias != nullptr),
-                  "Kimi Delta without channel_gate");
-}
-
-// Parents come before their tokens: walks end.
-void check_tree(const SequenceBatch& batch) {
-  if (batch.parent == nullptr) return;
-  for (int64_t s = 0; s < batch.sequences; ++s) {
-    const int32_t first = batch.query_start[s], count = batch.query_start[s + 1] - first;
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t parent = batch.parent[first + i];
-      REPLAYSSM_CHECK(parent >= -1 && parent < i, "sequence ", s, " token ", i, " parent=", parent);
-    }
-  }
+// Checks a call; returns whether it has tokens, without which their pointers may be null.
+template <class Params>
+bool check_call(Params params, WindowUse use) {
+  SequenceBatch& batch = params.batch;
+  if (batch.sequences > 0 && batch.query_start != nullptr &&
+      batch.query_start[batch.sequences] == batch.query_start[0])
+    batch.sequences = 0;
+  check_params(params);
+  if (batch.sequences == 0) return false;
+  check_windows(batch, use);
+  debug_check(batch, use);
+  return true;
 }
 
 // Scratch of one thread for a prefill.
@@ -60,7 +40,6 @@ StepKernel step_kernel(Family family) {
 }
 
 void run_steps(const StepCall& call, void* workspace, ThreadPool& pool) {
-  check_recurrent(call);
   const int64_t scratch = StepScratch(nullptr, call.shape, call.batch.ring).floats;
   const BlockList blocks(call.batch.sequences, call.shape, pool.size());
   const StepKernel kernel = step_kernel(call.shape.family);
@@ -78,13 +57,13 @@ int64_t recurrent_workspace_bytes(const RecurrentShape& shape, const RingConfig&
 }
 
 void recurrent_step(const RecurrentStepParams& params, void* workspace, ThreadPool& pool) {
-  REPLAYSSM_CHECK(params.batch.parent == nullptr || params.route != Route::kConventional,
-                  "the conventional route has no tree windows");
-  check_tree(params.batch);
+  if (!check_call(params, WindowUse::kDecode)) return;
   run_steps({params}, workspace, pool);
 }
 
 void recurrent_fold(const RecurrentFoldParams& params, void* workspace, ThreadPool& pool) {
+  check_params(params);
+  debug_check(params.batch, WindowUse::kNone);
   StepCall call;
   call.shape = params.shape;
   call.batch = params.batch;
@@ -98,8 +77,7 @@ void recurrent_fold(const RecurrentFoldParams& params, void* workspace, ThreadPo
 }
 
 void recurrent_prefill(const RecurrentPrefillParams& params, void* workspace, ThreadPool& pool) {
-  REPLAYSSM_CHECK(params.batch.parent == nullptr, "a prefill has no tree windows");
-  check_recurrent(params);
+  if (!check_call(params, WindowUse::kPrompt)) return;
   const int64_t scratch = prefill_floats(params.shape);
   const BlockList blocks(params.batch.sequences, params.shape, pool.size());
   const PrefillKernel kernel = params.shape.family == Family::kKimiDelta

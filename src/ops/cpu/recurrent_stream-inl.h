@@ -33,7 +33,7 @@ class Prefetcher {
 
  private:
   static constexpr uintptr_t kLine = 64, kReadAhead = 16384, kRunAhead = 262144;
-  static constexpr int64_t kComputeBytes = 256;
+  static constexpr int64_t kComputeBytes = 512;
 
   HWY_INLINE void advance(const void* position, int64_t bytes, uintptr_t most) {
     const auto at = reinterpret_cast<uintptr_t>(position);
@@ -52,31 +52,25 @@ template <Family kFamily, size_t kVecs, size_t kRows, class Decay>
 HWY_INLINE void update_rows(Decay a, float b, const float* v, const float* k,
                             const RowWidth<kVecs>& width, Row<kVecs>* s) {
   const D d;
-  V write[kRows];
   if constexpr (kFamily == Family::kKimiDelta) {
     for (size_t i = 0; i < width.vecs(); ++i) {
       for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::Mul(load_decay(a, i * kLanes), s[r].v[i]);
     }
-    for (size_t r = 0; r < kRows; ++r)
-      write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), dot(s[r], k, width)));
-    for (size_t i = 0; i < width.vecs(); ++i) {
-      for (size_t r = 0; r < kRows; ++r)
-        s[r].v[i] = hn::MulAdd(write[r], hn::Load(d, k + i * kLanes), s[r].v[i]);
-    }
-  } else {
-    const auto decay = hn::Set(d, a);
+  }
+  auto write = load_lanes<kRows>(v);
+  if constexpr (is_delta(kFamily)) {
+    auto known = dots<kVecs, kRows>(s, k, width);
+    if constexpr (kFamily == Family::kGatedDelta) known = hn::Mul(load_decay(a, 0), known);
+    write = hn::Sub(write, known);
+  }
+  HWY_ALIGN float writes[kLanes];
+  hn::Store(hn::Mul(hn::Set(d, b), write), d, writes);
+  for (size_t i = 0; i < width.vecs(); ++i) {
+    const auto key = hn::Load(d, k + i * kLanes);
     for (size_t r = 0; r < kRows; ++r) {
-      if constexpr (kFamily == Family::kMamba2) {
-        write[r] = hn::Set(d, b * v[r]);
-      } else {
-        const auto known = hn::Mul(decay, dot(s[r], k, width));
-        write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), known));
-      }
-    }
-    for (size_t i = 0; i < width.vecs(); ++i) {
-      const auto key = hn::Load(d, k + i * kLanes);
-      for (size_t r = 0; r < kRows; ++r)
-        s[r].v[i] = hn::MulAdd(write[r], key, hn::Mul(decay, s[r].v[i]));
+      auto kept = s[r].v[i];
+      if constexpr (kFamily != Family::kKimiDelta) kept = hn::Mul(load_decay(a, 0), kept);
+      s[r].v[i] = hn::MulAdd(hn::Set(d, writes[r]), key, kept);
     }
   }
 }
@@ -102,8 +96,8 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
                                        head.v + j * m.height + row, m.k + j * m.width, width, s);
     if (kReplayAll && j >= first) {
       float* o = head.o + (j - first) * m.height + row;
-      for (size_t r = 0; r < kRows; ++r)
-        o[r] = hn::GetLane(dot(s[r], m.q + (j - first) * m.width, width));
+      std::fill_n(o, kRows, 0.0f);
+      add_lanes<kRows>(dots<kVecs, kRows>(s, m.q + (j - first) * m.width, width), o);
     }
     if (j + 1 == replay.stored) {
       if (writer != nullptr) {
@@ -115,9 +109,8 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
   }
   if constexpr (!kReplayAll) {
     for (int64_t i = 0; i < replay.window; ++i) {
-      float* o = head.o + i * m.height + row;
-      for (size_t r = 0; r < kRows; ++r)
-        o[r] += hn::GetLane(dot(s[r], head.t + i * m.width, width));
+      add_lanes<kRows>(dots<kVecs, kRows>(s, head.t + i * m.width, width),
+                       head.o + i * m.height + row);
     }
   }
   if (writer != nullptr && replay.stored > 0) writer->write(row, kRows, m.fresh, m.width);
@@ -145,8 +138,9 @@ void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch&
   // for a chain of tokens as many as the first-level cache feeds.
   constexpr int64_t kRegisters = kLanes >= 16 ? 16 : 8;
   constexpr int64_t kVectors = kVecs > 0 ? kVecs : 2 * kRegisters;
-  constexpr int64_t kTokenRows = std::clamp<int64_t>(kRegisters / kVectors, 1, 2);
-  constexpr int64_t kChainRows = std::clamp<int64_t>(2 * kRegisters / kVectors, 1, kMostRows);
+  constexpr int64_t kTokenRows =
+      std::clamp<int64_t>(kRegisters / kVectors, 1, std::min<int64_t>(2, kDotRows));
+  constexpr int64_t kChainRows = std::clamp<int64_t>(2 * kRegisters / kVectors, 1, kDotRows);
   if ((kReplayAll ? replay.rows : replay.replayed) > 1) {
     stream_by<kFamily, kReplayAll, kVecs, kChainRows>(replay, m, head, shape, state, writer,
                                                       prefetcher);

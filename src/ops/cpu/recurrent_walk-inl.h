@@ -72,18 +72,17 @@ void walk_back(const Replay& replay, const StepScratch& m, int64_t heads, Fetch&
   }
 }
 
-// The share of the walked rows in the outputs: o = sum_j c_j v_j.
-inline void mix_values(const Replay& replay, const StepScratch& m, const HeadScratch& head) {
+// y = sum_j weight_j x_j over rows of `size` elements; writes up to padded(size) floats.
+template <class T>
+void weighted_sum(int64_t count, const float* weight, const void* const* x, int64_t size,
+                  float* y) {
   const D d;
-  for (int64_t i = 0; i < replay.window; ++i) {
-    const float* c = head.c + i * m.rows;
-    for (int64_t x = 0; x < m.height; x += kLanes) {
-      auto sum = hn::Zero(d);
-      for (int64_t j = replay.first_of_window() + i; j >= replay.replayed; j = replay.before(j))
-        sum = hn::MulAdd(hn::Set(d, c[j]), hn::Load(d, head.v + j * m.height + x), sum);
-      hn::Store(sum, d, head.o + i * m.height + x);
-    }
-  }
+  ForVectors(d, static_cast<size_t>(size), [&](size_t i, auto n) {
+    auto sum = hn::Zero(d);
+    for (int64_t j = 0; j < count; ++j)
+      sum = hn::MulAdd(hn::Set(d, weight[j]), LoadF32N(d, static_cast<const T*>(x[j]) + i, n), sum);
+    hn::Store(sum, d, y + i);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -46,6 +46,7 @@ void for_pieces(const Arrays& arrays, int64_t sequences, ThreadPool& pool, Fn&& 
 
 void slot_clear(const SlotClearParams& p, ThreadPool& pool) {
   check_params(p);
+  debug_check(p.batch, WindowUse::kNone);
   const Arrays arrays = arrays_of(p);
   for_pieces(arrays, p.batch.sequences, pool,
              [&](const LayerArray& array, int64_t offset, int64_t bytes, int64_t s) {
@@ -57,6 +58,7 @@ void slot_clear(const SlotClearParams& p, ThreadPool& pool) {
 
 void slot_copy(const SlotCopyParams& p, ThreadPool& pool) {
   check_params(p);
+  debug_check(p.batch, WindowUse::kNone);
   const Arrays arrays = arrays_of(p);
   for_pieces(arrays, p.batch.sequences, pool,
              [&](const LayerArray& array, int64_t offset, int64_t bytes, int64_t s) {
@@ -69,6 +71,8 @@ void slot_copy(const SlotCopyParams& p, ThreadPool& pool) {
 
 void compact(const CompactParams& p, ThreadPool& pool) {
   check_params(p);
+  if (p.batch.sequences > 0) check_path(p.batch, p.path, p.accepted);
+  debug_check(p.batch, WindowUse::kDecode);
   const Arrays arrays = arrays_of(p);
   pool.for_ranges(p.batch.sequences, [&](int64_t begin, int64_t end, int) {
     for (int64_t s = begin; s < end; ++s) {

@@ -65,10 +65,10 @@ HWY_INLINE void snapshot_rows(const Snapshots<StateT>& s, const StepScratch& m,
                                        head.v + j * m.height + row, m.k + j * m.width, width, rows);
     float* o = head.o + j * m.height + row;
     StateT* to = s.to + j * s.stride + row * state_dim;
-    for (size_t r = 0; r < kRows; ++r) {
-      o[r] = hn::GetLane(dot(rows[r], m.q + j * m.width, width));
+    std::fill_n(o, kRows, 0.0f);
+    add_lanes<kRows>(dots<kVecs, kRows>(rows, m.q + j * m.width, width), o);
+    for (size_t r = 0; r < kRows; ++r)
       store_snapshot(rows[r], width, past_cache, to + r * state_dim);
-    }
   }
 }
 
@@ -77,7 +77,8 @@ void snapshot_state(const Snapshots<StateT>& s, const StepScratch& m, const Head
                     const RecurrentShape& shape, Prefetcher& prefetcher) {
   constexpr int64_t kRegisters = kLanes >= 16 ? 16 : 8;
   constexpr int64_t kRows =
-      kVecs > 0 ? std::clamp<int64_t>(2 * kRegisters / static_cast<int64_t>(kVecs), 1, 4) : 1;
+      kVecs > 0 ? std::clamp<int64_t>(2 * kRegisters / static_cast<int64_t>(kVecs), 1, kDotRows)
+                : 1;
   const RowWidth<kVecs> width(shape.state_dim);
   const bool past_cache = streams<kVecs>(s.to) && s.stride % static_cast<int64_t>(kLanes) == 0;
   int64_t row = 0;
@@ -206,9 +207,13 @@ namespace replayssm::cpu {
 HWY_EXPORT(snapshot_blocks);
 
 void snapshot_step(const SnapshotStepParams& params, void* workspace, ThreadPool& pool) {
+  const auto& batch = params.batch;
+  if (batch.sequences == 0) return;
   check_params(params);
+  check_windows(batch, WindowUse::kDecode);
+  debug_check(batch, WindowUse::kDecode);
   const int64_t scratch = StepScratch(nullptr, params.shape, params.batch.ring).floats;
-  const BlockList blocks(params.batch.sequences, params.shape, pool.size());
+  const BlockList blocks(batch.sequences, params.shape, pool.size());
   const auto kernel = HWY_DYNAMIC_DISPATCH(snapshot_blocks);
   pool.for_ranges(blocks.count(), [&](int64_t begin, int64_t end, int thread) {
     kernel(params, blocks, begin, end, static_cast<float*>(workspace) + thread * scratch);

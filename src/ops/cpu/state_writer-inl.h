@@ -112,7 +112,8 @@ class HeadWriter {
     const ReadCopy& copy = p_.state.read_copy;
     if (copy.data == nullptr) return;
     dispatch_storage(copy.dtype, [&]<class CopyT>() {
-      store_copy_row(values, size, static_cast<CopyT*>(copy.data) + at * size, copy.scale + at);
+      float* const scale = sizeof(CopyT) == 1 ? copy.scale + at : nullptr;
+      store_copy_row(values, size, static_cast<CopyT*>(copy.data) + at * size, scale);
     });
   }
 
