@@ -16,9 +16,9 @@
 
 #include "core/dispatch.h"
 #include "ops/cpu/channel_gate-inl.h"
-#include "ops/cpu/read_copy-inl.h"
 #include "ops/cpu/recurrent_kernels.h"
 #include "ops/cpu/recurrent_output-inl.h"
+#include "ops/cpu/recurrent_read-inl.h"
 #include "ops/cpu/recurrent_stream-inl.h"
 #include "ops/cpu/recurrent_walk-inl.h"
 
@@ -206,42 +206,55 @@ class StepBlock {
     }
   }
 
+  // Steps that fold nothing read the copy where there is one.
   bool reads_copy() const { return p_.state.read_copy.data != nullptr && replay_.stored == 0; }
 
   template <bool kReplayAll>
   void stream(int64_t h) {
     const int64_t head = block_.head_begin + h;
-    if (!reads_copy()) {
-      const HeadWriter writer(p_, slot_, target_, head, first_row_ + replay_.stored);
-      dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
-        stream_from<kReplayAll>(h, static_cast<StateT*>(checkpoint(head)),
-                                writer.is_plain() ? nullptr : &writer);
+    if (kReplayAll || replay_.replayed > 0) {
+      replay<kReplayAll>(h, head);
+    } else if (reads_copy()) {
+      const ReadCopy& copy = p_.state.read_copy;
+      dispatch_storage(copy.dtype, [&]<class T>() {
+        read(h, StoredRows<T>(copy.data, copy.scale, p_.shape, slot_, head));
       });
     } else {
-      dispatch_storage(p_.state.read_copy.dtype, [&]<class CopyT>() {
-        stream_copy<kReplayAll>(h, HeadCopy<CopyT>(p_.state.read_copy, p_.shape, slot_, head));
+      dispatch_float(p_.state.checkpoint_dtype, [&]<class T>() {
+        read(h, StoredRows<T>(p_.state.checkpoint, nullptr, p_.shape, slot_, head));
       });
     }
     for (int64_t i = 0; i < replay_.window; ++i)
       write_output<ActT>(p_, first_token_ + i, head, m_.heads[h].o + i * m_.height);
   }
 
+  template <class T>
+  void read(int64_t h, const StoredRows<T>& stored) {
+    dispatch_width(p_.shape.state_dim, [&]<size_t kVecs>() {
+      read_head<kVecs>(stored, replay_.window, m_, m_.heads[h], p_.shape, prefetcher_);
+    });
+  }
+  template <bool kReplayAll>
+  void replay(int64_t h, int64_t head) {
+    if (reads_copy()) {
+      const ReadCopy& copy = p_.state.read_copy;
+      dispatch_storage(copy.dtype, [&]<class T>() {
+        decode_head(StoredRows<T>(copy.data, copy.scale, p_.shape, slot_, head), p_.shape,
+                    m_.state);
+      });
+      return replay_from<kReplayAll>(h, m_.state, nullptr);
+    }
+    const HeadWriter writer(p_, slot_, target_, head, first_row_ + replay_.stored);
+    dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
+      replay_from<kReplayAll>(h, static_cast<StateT*>(checkpoint(head)),
+                              writer.is_plain() ? nullptr : &writer);
+    });
+  }
   template <bool kReplayAll, class StateT>
-  void stream_from(int64_t h, StateT* state, const HeadWriter* writer) {
+  void replay_from(int64_t h, StateT* state, const HeadWriter* writer) {
     dispatch_width(p_.shape.state_dim, [&]<size_t kVecs>() {
       stream_state<kFamily, kReplayAll, kVecs>(replay_, m_, m_.heads[h], p_.shape, state, writer,
                                                prefetcher_);
-    });
-  }
-  // Nothing is stored.
-  template <bool kReplayAll, class CopyT>
-  void stream_copy(int64_t h, const HeadCopy<CopyT>& copy) {
-    if (kReplayAll || replay_.replayed > 0) {
-      decode_head(copy, p_.shape, m_.state);
-      return stream_from<kReplayAll>(h, m_.state, nullptr);
-    }
-    dispatch_width(p_.shape.state_dim, [&]<size_t kVecs>() {
-      read_head<kVecs>(copy, replay_, m_, m_.heads[h], p_.shape, prefetcher_);
     });
   }
 

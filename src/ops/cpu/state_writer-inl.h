@@ -30,23 +30,43 @@ float row_scale(const float* row, int64_t count) {
          dtype_max_8bit(dtype_of<T>());
 }
 
+// Divides by one number: x / divisor for quotients that are about to be rounded to few bits. Where
+// the machine has fused products, by its reciprocal and one correction, which is exact at the
+// middles between codes.
+class Divider {
+ public:
+  explicit Divider(float divisor)
+      : divisor_(hn::Set(D(), divisor)), reciprocal_(hn::Set(D(), 1.0f / divisor)) {}
+  HWY_INLINE V operator()(V x) const {
+#if HWY_NATIVE_FMA
+    const auto quotient = hn::Mul(x, reciprocal_);
+    return hn::MulAdd(hn::NegMulAdd(quotient, divisor_, x), reciprocal_, quotient);
+#else
+    return hn::Div(x, divisor_);
+#endif
+  }
+
+ private:
+  V divisor_, reciprocal_;
+};
+
 // `row`: `count` floats in scratch memory, zero up to a whole vector.
 template <class T>
 void store_copy_row(const float* row, int64_t count, T* copy, float* scale) {
   const D d;
-  auto divisor = hn::Set(d, 1.0f);
   if constexpr (sizeof(T) == 1) {
     *scale = row_scale<T>(row, count);
     if (*scale == 0) {
       std::memset(copy, 0, static_cast<size_t>(count));
       return;
     }
-    divisor = hn::Set(d, *scale);
+    const Divider divide(*scale);
+    ForVectors(d, static_cast<size_t>(count),
+               [&](size_t i, auto n) { StoreF32N(divide(hn::Load(d, row + i)), d, copy + i, n); });
+  } else {
+    ForVectors(d, static_cast<size_t>(count),
+               [&](size_t i, auto n) { StoreF32N(hn::Load(d, row + i), d, copy + i, n); });
   }
-  ForVectors(d, static_cast<size_t>(count), [&](size_t i, auto n) {
-    const auto value = hn::Load(d, row + i);
-    StoreF32N(sizeof(T) == 1 ? hn::Div(value, divisor) : value, d, copy + i, n);
-  });
 }
 
 // Stores rows of one head: checkpoint, rounded as the call asks for, and read copy.
