@@ -26,7 +26,9 @@ class DeviceArray {
       cudaFree(data_);
       data_ = nullptr;
       size_ = values.size();
-      if (size_ > 0) cuda::check_cuda(cudaMalloc(&data_, size_ * sizeof(T)), "cudaMalloc");
+      if (size_ > 0)
+        cuda::check_cuda(cudaMalloc(reinterpret_cast<void**>(&data_), size_ * sizeof(T)),
+                         "cudaMalloc");
     }
     if (size_ > 0)
       cuda::check_cuda(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice),
