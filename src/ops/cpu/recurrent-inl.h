@@ -1,8 +1,8 @@
 // Rows of a state in registers and the arithmetic that all kernels of the recurrence share,
 // compiled once per instruction set (included after foreach_target.h).
 //
-// Every product of a state row goes through `dots`, which adds in one order: that is what makes a
-// fold, a conventional update and a readout agree bit for bit.
+// Every update of a row goes through `dot`, which adds in one order: that is what makes a fold and
+// a conventional update agree bit for bit. Readouts go through `dots`.
 #if defined(REPLAYSSM_OPS_CPU_RECURRENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
 #undef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
@@ -120,6 +120,12 @@ HWY_INLINE V multiply_row(const Row<kVecs>& row, const float* t, const RowWidth<
   }
   if (i < width.vecs()) even = hn::MulAdd(row.v[i], hn::Load(d, t + i * kLanes), even);
   return hn::Add(even, odd);
+}
+
+// row . t, in all lanes.
+template <size_t kVecs>
+HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
+  return hn::SumOfLanes(D(), multiply_row(row, t, width));
 }
 
 // row . t for kRows rows (at most kDotRows), row r in lane r mod kRows of every block. The order of

@@ -57,20 +57,22 @@ HWY_INLINE void update_rows(Decay a, float b, const float* v, const float* k,
       for (size_t r = 0; r < kRows; ++r) s[r].v[i] = hn::Mul(load_decay(a, i * kLanes), s[r].v[i]);
     }
   }
-  auto write = load_lanes<kRows>(v);
-  if constexpr (is_delta(kFamily)) {
-    auto known = dots<kVecs, kRows>(s, k, width);
-    if constexpr (kFamily == Family::kGatedDelta) known = hn::Mul(load_decay(a, 0), known);
-    write = hn::Sub(write, known);
+  V write[kRows];
+  for (size_t r = 0; r < kRows; ++r) {
+    if constexpr (is_delta(kFamily)) {
+      auto known = dot(s[r], k, width);
+      if constexpr (kFamily == Family::kGatedDelta) known = hn::Mul(load_decay(a, 0), known);
+      write[r] = hn::Mul(hn::Set(d, b), hn::Sub(hn::Set(d, v[r]), known));
+    } else {
+      write[r] = hn::Set(d, b * v[r]);
+    }
   }
-  HWY_ALIGN float writes[kLanes];
-  hn::Store(hn::Mul(hn::Set(d, b), write), d, writes);
   for (size_t i = 0; i < width.vecs(); ++i) {
     const auto key = hn::Load(d, k + i * kLanes);
     for (size_t r = 0; r < kRows; ++r) {
       auto kept = s[r].v[i];
       if constexpr (kFamily != Family::kKimiDelta) kept = hn::Mul(load_decay(a, 0), kept);
-      s[r].v[i] = hn::MulAdd(hn::Set(d, writes[r]), key, kept);
+      s[r].v[i] = hn::MulAdd(write[r], key, kept);
     }
   }
 }
