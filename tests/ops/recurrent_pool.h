@@ -108,6 +108,7 @@ class Pool {
     const int64_t first = cursors[s].ring_start + cursors[s].ring_count;
     for (PoolArray* array : {&ring_v, &ring_k, &ring_b, &ring_g, &ring_gate}) {
       const int64_t row_bytes = array->slot_bytes / rows;
+      if (row_bytes == 0) continue;  // not kept for this family
       for (size_t i = 0; i < path.size(); ++i) {
         const auto at = [&](int64_t row) { return (first + row) % rows * row_bytes; };
         std::memmove(array->slot(s).data() + at(static_cast<int64_t>(i)),
