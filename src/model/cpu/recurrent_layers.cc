@@ -144,6 +144,20 @@ float* recur(int64_t index, const std::byte* conv_out, const ConvLayout& layout,
   return o;
 }
 
+// The gated norm of a delta rule's outputs, head by head with one weight.
+const std::byte* norm_heads(GatedNormParams p, Context& context) {
+  const StageTimer timer(context.times.norm);
+  std::byte* y =
+      context.activated.get(context.tokens * p.groups * p.group_dim * context.element_bytes());
+  p.rows = context.tokens;
+  p.weight_per_group = true;
+  p.eps = context.config.norm_eps;
+  p.y = y;
+  p.dtype = context.dtype;
+  gated_rms_norm(p, context.pool);
+  return y;
+}
+
 }  // namespace
 
 Mamba2Layer::Mamba2Layer(const Mamba2Weights& weights, Context& context)
@@ -243,23 +257,14 @@ void GatedDeltaLayer::forward(int64_t index, const void* normed, float* delta,
   }
   const float* o =
       recur(index, qkv, {.stride = channels, .v = 2 * keys, .k = keys, .q = 0}, context);
-  std::byte* gated = context.activated.get(tokens * inner * context.element_bytes());
-  {
-    const StageTimer timer(context.times.norm);
-    gated_rms_norm({.x = o,
-                    .gate = z,
-                    .gate_stride = rows,
-                    .weight = norm_.data(),
-                    .rows = tokens,
-                    .groups = c.value_heads,
-                    .group_dim = c.value_dim,
-                    .weight_per_group = true,
-                    .activation = activation_of(c.output_gate),
-                    .eps = context.config.norm_eps,
-                    .y = gated,
-                    .dtype = context.dtype},
-                   context.pool);
-  }
+  const std::byte* gated = norm_heads({.x = o,
+                                       .gate = z,
+                                       .gate_stride = rows,
+                                       .weight = norm_.data(),
+                                       .groups = c.value_heads,
+                                       .group_dim = c.value_dim,
+                                       .activation = activation_of(c.output_gate)},
+                                      context);
   project(out_proj_, gated, delta, context);
 }
 
@@ -312,23 +317,14 @@ void KimiDeltaLayer::forward(int64_t index, const void* normed, float* delta,
   const ConvLayout layout{.stride = 3 * inner, .v = 2 * inner, .k = inner, .q = 0};
   const float* o = recur(index, qkv, layout, context, own);
   const float* z = raise(gate_up_, beta + c.heads + c.head_dim, rows, context);
-  std::byte* gated = context.activated.get(tokens * inner * context.element_bytes());
-  {
-    const StageTimer timer(context.times.norm);
-    gated_rms_norm({.x = o,
-                    .gate = z,
-                    .gate_stride = inner,
-                    .weight = norm_.data(),
-                    .rows = tokens,
-                    .groups = c.heads,
-                    .group_dim = c.head_dim,
-                    .weight_per_group = true,
-                    .activation = activation_of(c.output_gate),
-                    .eps = context.config.norm_eps,
-                    .y = gated,
-                    .dtype = context.dtype},
-                   context.pool);
-  }
+  const std::byte* gated = norm_heads({.x = o,
+                                       .gate = z,
+                                       .gate_stride = inner,
+                                       .weight = norm_.data(),
+                                       .groups = c.heads,
+                                       .group_dim = c.head_dim,
+                                       .activation = activation_of(c.output_gate)},
+                                      context);
   project(out_proj_, gated, delta, context);
 }
 

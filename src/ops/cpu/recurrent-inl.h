@@ -138,13 +138,12 @@ HWY_INLINE V dots(const Row<kVecs>* rows, const float* t, const RowWidth<kVecs>&
   return sums_of_lanes(x[0], x[1 % kRows], x[2 % kRows], x[3 % kRows]);
 }
 
-// kRows numbers as `dots` returns them.
+// One number in all lanes, or four (kRows) as `dots` returns them.
 template <size_t kRows>
 HWY_INLINE V load_lanes(const float* p) {
-  const D d;
-  if constexpr (kRows == 1) return hn::Set(d, p[0]);
-  if constexpr (kRows == 2) return hn::OddEven(hn::Set(d, p[1]), hn::Set(d, p[0]));
-  if constexpr (kRows == 4) return hn::LoadDup128(d, p);
+  static_assert(kRows == 1 || kRows == 4);
+  if constexpr (kRows == 1) return hn::Set(D(), p[0]);
+  if constexpr (kRows == 4) return hn::LoadDup128(D(), p);
 }
 
 // o += the first kRows lanes.
