@@ -160,4 +160,17 @@ inline double output_tolerance(const Case& c) {
   return state_tolerance(c) + rounding_error(c.output);
 }
 
+inline constexpr Route kRoutes[] = {Route::kConventional, Route::kStateAndOutput,
+                                    Route::kOutputOnly};
+
+// One row of a batch: tokens [begin, end) of `inputs`, in a slot. `parent` makes it a tree.
+struct Window {
+  const Inputs* inputs = nullptr;
+  int64_t begin = 0, end = 0;
+  int32_t slot = 0;
+  std::vector<int32_t> parent;
+
+  int64_t tokens() const { return end - begin; }
+};
+
 }  // namespace replayssm::testing
