@@ -18,6 +18,7 @@ __global__ void begin_kernel(SequenceBatch batch, Cursor* cursors) {
   const int64_t s = sequence_of_thread();
   if (s >= batch.sequences || batch.slot[s] < 0) return;
   begin_step(cursors[batch.slot[s]], batch.query_start[s + 1] - batch.query_start[s], batch.ring);
+  __threadfence();  // the first layer may read it as soon as this block is gone
 }
 
 __global__ void commit_kernel(SequenceBatch batch, const int32_t* accepted, Route route,

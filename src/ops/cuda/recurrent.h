@@ -2,8 +2,11 @@
 // enqueued on `stream` and decided from device data: a captured graph stays valid whatever flushes
 // and whatever is accepted.
 //
-// Windows of at most one token (RingConfig::max_window is 1). state_dim is 128, head_dim a multiple
-// of 8; rows of states, rings and windows start at multiples of 16 bytes.
+// Windows of at most kMaxWindow tokens. state_dim is 128, head_dim a multiple of 8; rows of states,
+// rings and windows start at multiples of 16 bytes.
+//
+// A step overlaps the kernel before it in the stream: kernels since the last begin or commit must
+// not write slots, query starts, cursors, rings or states that it reads.
 #pragma once
 
 #include <cuda_runtime_api.h>

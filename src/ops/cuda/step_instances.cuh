@@ -7,10 +7,9 @@
 
 namespace replayssm::cuda {
 
-template <Family kFamily, class Act, class Checkpoint, class Read, int kState>
-void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch, int64_t blocks,
-                     cudaStream_t stream) {
-  const auto kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, kState>;
+template <class Kernel>
+void launch_kernel(Kernel kernel, const RecurrentStepParams& params, const StepLaunch& launch,
+                   dim3 grid, cudaStream_t stream) {
   const int bytes = launch.layout.total;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "recurrent_step: shared memory");
@@ -18,8 +17,7 @@ void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch
                                   cudaSharedmemCarveoutMaxShared),
              "recurrent_step: shared memory");
   cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.batch.sequences));
+  config.gridDim = grid;
   config.blockDim = dim3(32 * launch.config.warps);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
@@ -52,23 +50,12 @@ void dispatch_read(const ReadCopy& copy, Fn&& fn) {
        dtype_name(device_dtype<Checkpoint>()), " checkpoint saves nothing");
 }
 
-template <class Fn>
-void dispatch_checkpoint(DType dtype, Fn&& fn) {
-  switch (dtype) {
-    case DType::kFloat32: return fn.template operator()<float>();
-    case DType::kFloat16: return fn.template operator()<Fp16>();
-    case DType::kBFloat16: return fn.template operator()<Bf16>();
-    default: fail("recurrent_step: unsupported checkpoint dtype ", dtype_name(dtype));
-  }
-}
-
-template <Family kFamily, class Act, int kState>
-void launch_state_dim(const RecurrentStepParams& params, const StepLaunch& launch, int64_t blocks,
-                      cudaStream_t stream) {
-  dispatch_checkpoint(params.state.checkpoint_dtype, [&]<class Checkpoint>() {
-    dispatch_read<Checkpoint>(params.state.read_copy, [&]<class Read>() {
-      launch_instance<kFamily, Act, Checkpoint, Read, kState>(params, launch, blocks, stream);
-    });
+template <Family kFamily, class Checkpoint, bool kMany>
+void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch, dim3 grid,
+                     cudaStream_t stream) {
+  dispatch_read<Checkpoint>(params.state.read_copy, [&]<class Read>() {
+    launch_kernel(recurrent_step_kernel<kFamily, Checkpoint, Read, 128, kMany>, params, launch,
+                  grid, stream);
   });
 }
 

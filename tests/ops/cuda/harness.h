@@ -238,6 +238,16 @@ inline std::vector<float> decode(const Case& c, Pool& pool, Route route, const I
   return o;
 }
 
+// Half a unit of an element of a copy, of a row's largest, against the row's norm.
+inline double copy_tolerance(const Case& c) {
+  if (!c.read_copy) return 0;
+  switch (*c.read_copy) {
+    case DType::kFloat8E4M3: return 0x1p-4;
+    case DType::kInt8: return 0x1p-6;
+    default: return rounding_error(*c.read_copy);
+  }
+}
+
 // What the kernels take, in every family, with every pair of types.
 inline const std::vector<Case>& device_cases() {
   static const std::vector<Case> all = [] {
