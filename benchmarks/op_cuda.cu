@@ -118,7 +118,6 @@ class Problem {
     check(cudaDeviceSynchronize());
   }
 
-  int64_t layers() const { return layers_; }
   int64_t steps_per_graph() const { return kSteps * layers_; }
   // Of one step of one layer, the mean over the graph.
   double own_bytes(Route route) const {
@@ -251,7 +250,7 @@ void tune(const Op& op, int64_t batch, const Windows& windows, Route route, doub
     if (group % heads != 0) continue;
     for (const int slices : {1, 2, 4, 8, 16}) {
       if (slices > 1 && (heads > 1 || batch > 32)) continue;
-      for (const int warps : {2, 4, 8}) {
+      for (const int warps : {1, 2, 4}) {
         {
           const cuda::LaunchConfig config{heads, slices, warps};
           if (op.shape.head_dim % (slices * 8) != 0) continue;

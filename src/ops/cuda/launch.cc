@@ -9,8 +9,8 @@ namespace replayssm::cuda {
 namespace {
 
 bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device) {
-  if (step.shape.head_dim % (config.slices * (kPassRows / 2)) != 0) return false;
-  return step_layout(step.shape, step.ring, step.read, config).total <=
+  if (step.shape.head_dim % (config.slices * kPassRows) != 0) return false;
+  return step_layout(step.shape, step.ring, step.activation, step.read, config).total <=
          device.shared_bytes_per_block;
 }
 
@@ -43,17 +43,19 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
   const auto& shape = step.shape;
   const int64_t group = shape.heads / shape.key_heads;
   LaunchConfig config;
-  // Few sequences: slices of one pass, until every multiprocessor has a block.
-  while (step.sequences * shape.heads * config.slices < device.multiprocessors * 3 / 4) {
+  // Few sequences: slices, until every multiprocessor has two blocks.
+  while (step.sequences * shape.heads * config.slices < 2 * device.multiprocessors - 8) {
     LaunchConfig next = config;
     next.slices *= 2;
-    if (shape.head_dim / next.slices < kPassRows || !fits(step, next, device)) break;
+    if (shape.head_dim / next.slices < 2 * kPassRows || !fits(step, next, device)) break;
     config = next;
   }
   // Many: heads share what a block needs once, as long as each multiprocessor has blocks enough to
-  // even out those that fold.
+  // even out those that fold. Less state a head, or more tokens, leave less time for it.
+  const bool short_of_time = step.read != DType::kFloat32 || step.ring.max_window > 1;
+  const int64_t most_rows = short_of_time ? 320 : 160;
   while (config.slices == 1 && group % (2 * config.heads) == 0 &&
-         shape.head_dim * 2 * config.heads <= 160) {
+         shape.head_dim * 2 * config.heads <= most_rows) {
     LaunchConfig next = config;
     next.heads *= 2;
     if (step.sequences * shape.heads / next.heads < 15 * device.multiprocessors) break;

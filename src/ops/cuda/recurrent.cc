@@ -19,7 +19,7 @@ void check_step(const RecurrentStepParams& p) {
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0, "heads=", s.heads,
                   " key_heads=", s.key_heads);
-  REPLAYSSM_CHECK(s.head_dim > 0 && s.head_dim % (kPassRows / 2) == 0, "head_dim=", s.head_dim);
+  REPLAYSSM_CHECK(s.head_dim > 0 && s.head_dim % kPassRows == 0, "head_dim=", s.head_dim);
   REPLAYSSM_CHECK(s.state_dim == 128, "state_dim=", s.state_dim);
   const int64_t act = dtype_bytes(p.state.activation_dtype);
   REPLAYSSM_CHECK(
@@ -50,32 +50,29 @@ bool has_dependent_launch() {
   return major >= 9;
 }
 
-template <Family kFamily, bool kMany>
-void launch_windows(const RecurrentStepParams& p, const StepLaunch& launch, dim3 grid,
-                    cudaStream_t stream) {
-  switch (p.state.checkpoint_dtype) {
-    case DType::kFloat32:
-      return launch_step<kFamily, DType::kFloat32, kMany>(p, launch, grid, stream);
-    case DType::kFloat16:
-      return launch_step<kFamily, DType::kFloat16, kMany>(p, launch, grid, stream);
-    case DType::kBFloat16:
-      return launch_step<kFamily, DType::kBFloat16, kMany>(p, launch, grid, stream);
-    default: fail("recurrent_step: a checkpoint in ", dtype_name(p.state.checkpoint_dtype));
+// Calls fn<T>() with a type as a constant.
+template <class Fn>
+void dispatch_float(DType dtype, const char* what, Fn&& fn) {
+  switch (dtype) {
+    case DType::kFloat32: return fn.template operator()<DType::kFloat32>();
+    case DType::kFloat16: return fn.template operator()<DType::kFloat16>();
+    case DType::kBFloat16: return fn.template operator()<DType::kBFloat16>();
+    default: fail("recurrent_step: ", what, " in ", dtype_name(dtype));
   }
 }
 
 template <Family kFamily>
 void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, dim3 grid,
                    cudaStream_t stream) {
-  if (p.batch.ring.max_window > 1) return launch_windows<kFamily, true>(p, launch, grid, stream);
-  launch_windows<kFamily, false>(p, launch, grid, stream);
-}
-
-// Half a warp copies a row of keys, the other half its values, 16 bytes a lane.
-uint32_t row_units(const RecurrentShape& shape, const StepLayout& layout, DType activation) {
-  const int64_t bytes =
-      std::max<int64_t>(shape.state_dim, layout.columns) * dtype_bytes(activation);
-  return static_cast<uint32_t>((bytes + 255) / 256);
+  dispatch_float(p.state.activation_dtype, "activations", [&]<DType kActivation>() {
+    dispatch_float(p.state.checkpoint_dtype, "a checkpoint", [&]<DType kCheckpoint>() {
+      if (p.batch.ring.max_window > 1) {
+        launch_step<kFamily, kActivation, kCheckpoint, true>(p, launch, grid, stream);
+      } else {
+        launch_step<kFamily, kActivation, kCheckpoint, false>(p, launch, grid, stream);
+      }
+    });
+  });
 }
 
 void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_all,
@@ -83,29 +80,27 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   check_step(p);
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
-                      s.head_dim % (config.slices * (kPassRows / 2)) == 0 &&
+                      s.head_dim % (config.slices * kPassRows) == 0 &&
                       (config.heads == 1 || config.slices == 1) &&
                       std::has_single_bit(unsigned(config.warps)) && config.warps <= kMaxWarps,
                   to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
   if (p.batch.sequences == 0) return;
   StepLaunch launch;
   launch.config = config;
-  launch.layout = step_layout(s, p.batch.ring, describe(p).read, config);
+  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config);
   launch.heads = static_cast<int>(s.heads);
   launch.key_heads = static_cast<int>(s.key_heads);
   launch.head_dim = static_cast<int>(s.head_dim);
   launch.slice_rows = launch.head_dim / config.slices;
-  launch.head_passes = (launch.slice_rows + kPassRows - 1) / kPassRows;
+  launch.head_passes = launch.slice_rows / kPassRows;
   launch.passes = FastDivide(launch.head_passes);
-  launch.slices = FastDivide(config.slices);
   launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
   launch.ring_rows = FastDivide(launch.layout.rows);
-  launch.row_units = FastDivide(row_units(s, launch.layout, p.state.activation_dtype));
   launch.overlaps = has_dependent_launch();
   launch.fold_all = fold_all;
   launch.target_slot = target_slot;
-  const dim3 grid(static_cast<unsigned>(s.heads / config.heads * config.slices),
-                  static_cast<unsigned>(p.batch.sequences));
+  const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
+                  static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
   switch (s.family) {
     case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, grid, stream);
     case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, grid, stream);

@@ -44,18 +44,16 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   BlockPlace b{};
   const auto& config = launch.config;
   b.sequence = blockIdx.y;
-  const int part = launch.slices.divide(blockIdx.x);
-  const int slice = blockIdx.x - part * config.slices;
-  b.head = part * config.heads;
-  b.row = slice * launch.slice_rows;
+  b.head = blockIdx.x * config.heads;
+  b.row = blockIdx.z * launch.slice_rows;
   b.key_head = launch.group.divide(b.head);
   b.slot = p.batch.slot[b.sequence];
   b.token = launch.fold_all ? 0 : p.batch.query_start[b.sequence];
   b.window = launch.fold_all ? 0 : p.batch.query_start[b.sequence + 1] - b.token;
   b.target = launch.target_slot ? launch.target_slot[b.sequence] : b.slot;
   const bool keeps = !launch.fold_all && p.route != Route::kConventional;
-  b.owns_gates = keeps && slice == 0;
-  b.owns_key = b.owns_gates && launch.group.modulo(b.head) == 0;
+  b.owns_gates = keeps && blockIdx.z == 0;
+  b.owns_key = b.owns_gates && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
   if (b.slot < 0) return b;
   const Cursor cursor = current_cursor(p.batch.cursors + b.slot);
   b.ring_row = static_cast<int64_t>(b.slot) * launch.layout.rows;
@@ -71,30 +69,34 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
 
 // A block's shared memory. Rows are those of ring and window, oldest first; heads count from the
 // block's first.
-template <Family kFamily, int kState>
+template <Family kFamily, class Act, int kState>
 class BlockShared {
  public:
   static constexpr int kPerLane = kState / kRowLanes;
   static constexpr int kPadded = padded_width(kState);
-  using Map = RowMap<float, kState>;
 
-  __device__ BlockShared(const StepLayout& layout, char* shared)
-      : layout_(layout), shared_(shared) {}
+  __device__ BlockShared(const StepLayout& layout, char* memory)
+      : layout_(layout), memory_(memory) {}
 
-  __device__ float* key(int j) const { return floats(layout_.keys) + j * kPadded; }
-  __device__ float* query(int i) const { return key(layout_.rows + i); }
-  __device__ float* value(int j) const { return floats(layout_.values) + j * layout_.columns; }
-  __device__ float& strength(int head, int j) const { return gate(layout_.strengths, head, j); }
-  // A scalar decay.
-  __device__ float& decay(int head, int j) const { return gate(layout_.decays, head, j); }
-  __device__ float& log_decay(int head, int j) const { return gate(layout_.factors, head, j); }
+  __device__ Act* key(int j) const {
+    return reinterpret_cast<Act*>(memory_ + layout_.keys) + j * kState;
+  }
+  __device__ Act* query(int i) const { return key(layout_.rows + i); }
+  __device__ Act* value(int j) const {
+    return reinterpret_cast<Act*>(memory_ + layout_.values) + j * layout_.columns;
+  }
+  __device__ float* strengths(int head) const { return gates(layout_.strengths, head); }
+  // Scalar decays.
+  __device__ float* decays(int head) const { return gates(layout_.decays, head); }
   // Kimi Delta's: a padded row.
   __device__ float* channel_decays(int head, int j) const {
     return floats(layout_.decays) + (head * layout_.rows + j) * kPadded;
   }
+  // Mamba-2: the logarithms of its decays.
+  __device__ float* log_decays(int head) const { return gates(layout_.factors, head); }
   // What makes a raw key, or query, one of length 1.
-  __device__ float& key_factor(int j) const { return floats(layout_.factors)[j]; }
-  __device__ float& query_factor(int i) const { return key_factor(layout_.rows + i); }
+  __device__ float* key_factors() const { return floats(layout_.factors); }
+  __device__ float* query_factors() const { return key_factors() + layout_.rows; }
   // Mamba-2: k_j . q_i of row j.
   __device__ float* products(int j) const { return floats(layout_.products) + j * layout_.per_row; }
   // What the value of row j adds to the output of each token; Mamba-2: without products.
@@ -108,9 +110,9 @@ class BlockShared {
   __device__ float* target(int head, int i) const {
     return floats(layout_.targets) + target_index(head, i) * kPadded;
   }
-  // Its 16-bit parts from the first part of the first token on; what its products are scaled by.
+  // Its 16-bit parts; what their products are scaled by.
   __device__ char* parts(int head, int i, int stride) const {
-    return shared_ + layout_.parts + target_index(head, i) * stride;
+    return memory_ + layout_.parts + target_index(head, i) * stride;
   }
   __device__ float& part_scale(int head, int i) const {
     return floats(layout_.part_scales)[target_index(head, i)];
@@ -123,18 +125,30 @@ class BlockShared {
   __device__ float* outputs(int i) const { return floats(layout_.outputs) + i * layout_.columns; }
   // A lane's words in flight: those of a warp's lanes lie side by side.
   __device__ char* stream() const {
-    return shared_ + layout_.stream + threadIdx.x / 32 * (32 * kLaneWords * 16) +
+    return memory_ + layout_.stream + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16) +
            threadIdx.x % 32 * 16;
   }
 
+  // A lane's share of a row of keys or queries, as states of S lie in eight lanes.
+  template <class S>
+  __device__ static void load_key(const Act* row, int lane, float (&x)[kPerLane]) {
+    using Map = RowMap<S, kState>;
+    constexpr int kMost = 16 / sizeof(Act), kRun = Map::kElems < kMost ? Map::kElems : kMost;
+#pragma unroll
+    for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+      for (int e = 0; e < Map::kElems; e += kRun)
+        load_elements<Act, kRun>(row + Map::element(c, lane) + e, x + c * Map::kElems + e);
+  }
+
  private:
-  __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared_ + offset); }
-  __device__ float& gate(int offset, int head, int j) const {
-    return floats(offset)[head * layout_.rows + j];
+  __device__ float* floats(int offset) const { return reinterpret_cast<float*>(memory_ + offset); }
+  __device__ float* gates(int offset, int head) const {
+    return floats(offset) + head * layout_.rows;
   }
 
   const StepLayout& layout_;
-  char* const shared_;
+  char* const memory_;
 };
 
 }  // namespace replayssm::cuda

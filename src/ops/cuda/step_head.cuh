@@ -2,17 +2,18 @@
 // and what each row adds to the output.
 #pragma once
 
-#include "ops/cuda/step_block.cuh"
+#include "ops/cuda/step_fetch.cuh"
 #include "ops/cuda/step_parts.cuh"
 
 namespace replayssm::cuda {
 
 // Read: the type of the states that meet the vectors, where the tensor cores take them; else void.
-template <Family kFamily, class Read, int kState, bool kMany>
+template <Family kFamily, class Act, class Read, int kState, bool kMany>
 class BlockHeads {
  public:
-  using Shared = BlockShared<kFamily, kState>;
-  using Map = typename Shared::Map;
+  using Shared = BlockShared<kFamily, Act, kState>;
+  using Fetch = RowFetch<kFamily, Act, kState>;
+  using Map = RowMap<Act, kState>;
   static constexpr int kPerLane = Shared::kPerLane;
 
   __device__ BlockHeads(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
@@ -27,12 +28,25 @@ class BlockHeads {
         row_lane_(threadIdx.x % kRowLanes),
         group_(threadIdx.x % 32 / kRowLanes) {}
 
+  // Brings gates to shared memory, a warp per head, a lane per row; a barrier must follow.
+  __device__ void store_gates(const Fetch& fetch) const {
+#pragma unroll 1
+    for (int head = warp_; head < heads_; head += warps_)
+#pragma unroll 1
+      for (int j = lane_; j < b_.rows; j += 32) {
+        const auto gates = fetch.gates(head, j);
+        shared_.strengths(head)[j] = gates.b;
+        if constexpr (kFamily != Family::kKimiDelta) shared_.decays(head)[j] = expf(gates.g);
+        if constexpr (kFamily == Family::kMamba2) shared_.log_decays(head)[j] = gates.g;
+      }
+  }
+
   // All threads of the block call; a barrier must follow.
   __device__ void prepare() const {
     if constexpr (kFamily == Family::kMamba2) {
       multiply_keys();
       weigh_rows();
-      split_queries();
+      keep_queries();
     } else {
       key_factors();
       __syncthreads();
@@ -46,6 +60,10 @@ class BlockHeads {
   __device__ int window() const { return kMany ? b_.window : 1; }
   // Rows before this one are not mixed in.
   __device__ int first_mixed() const { return b_.reads_after ? b_.rows : b_.replayed; }
+
+  __device__ void load(const Act* row, float (&x)[kPerLane]) const {
+    Shared::template load_key<Act>(row, row_lane_, x);
+  }
 
   // Token i and its ancestors in the window, a bit each.
   __device__ uint32_t path(int i) const {
@@ -63,30 +81,28 @@ class BlockHeads {
     for (int first = first_mixed() + warp_ * kGroups; first < b_.rows; first += warps_ * kGroups) {
       const int j = min(first + group_, b_.rows - 1);
       float k[kPerLane];
-      load_padded<Map>(shared_.key(j), row_lane_, k);
+      load(shared_.key(j), k);
 #pragma unroll 1
       for (int i = 0; i < window(); ++i) {
         float q[kPerLane];
-        load_padded<Map>(shared_.query(i), row_lane_, q);
+        load(shared_.query(i), q);
         const float product = row_sum(dot<4>(k, q));
         if (row_lane_ == 0 && first + group_ < b_.rows) shared_.products(j)[i] = product;
       }
     }
   }
 
-  // Mamba-2: strengths and decays from each row to each token, a warp per head, a lane per row.
+  // Mamba-2: strengths and decays from each row to each token, a warp per head and token, a lane
+  // per row.
   __device__ void weigh_rows() const {
-    if (b_.window == 0) return;
 #pragma unroll 1
-    for (int head = warp_; head < heads_; head += warps_) {
+    for (int n = warp_; n < heads_ * b_.window; n += warps_) {
+      const int head = kMany ? n / b_.window : n, i = kMany ? n - head * b_.window : 0;
       __syncwarp();
-#pragma unroll 1
-      for (int i = 0; i < window(); ++i) {
-        if (b_.reads_after) {
-          if (lane_ == 0) shared_.output_scale(head, i) = 1;
-        } else {
-          weigh_history(head, i, weigh_window(head, i));
-        }
+      if (b_.reads_after) {
+        if (lane_ == 0) shared_.output_scale(head, i) = 1;
+      } else {
+        weigh_history(head, i, weigh_window(head, i));
       }
     }
   }
@@ -98,9 +114,9 @@ class BlockHeads {
     for (int node = window() - 1; node >= 0; --node) {
       const bool on = mask >> node & 1;
       const int j = b_.history + node;
-      const float weight = on ? shared_.strength(head, j) * expf(sum) : 0.0f;
+      const float weight = on ? shared_.strengths(head)[j] * expf(sum) : 0.0f;
       if (lane_ == 0) shared_.coefficients(head, j)[i] = weight;
-      if (on) sum += shared_.log_decay(head, j);
+      if (on) sum += shared_.log_decays(head)[j];
     }
     return sum;
   }
@@ -110,7 +126,7 @@ class BlockHeads {
     for (int newest = b_.history - 1; newest >= begin; newest -= 32) {
       const int j = newest - lane_;
       const bool active = j >= begin;
-      float sum = active ? shared_.log_decay(head, j) : 0.0f;
+      float sum = active ? shared_.log_decays(head)[j] : 0.0f;
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const float newer = __shfl_up_sync(kAllLanes, sum, d);
@@ -119,27 +135,43 @@ class BlockHeads {
       const float before = __shfl_up_sync(kAllLanes, sum, 1);
       if (active)
         shared_.coefficients(head, j)[i] =
-            shared_.strength(head, j) * expf(carried + (lane_ > 0 ? before : 0.0f));
+            shared_.strengths(head)[j] * expf(carried + (lane_ > 0 ? before : 0.0f));
       carried += __shfl_sync(kAllLanes, sum, 31);
     }
     if (lane_ == 0) shared_.output_scale(head, i) = expf(carried);
   }
 
-  __device__ void split_queries() const {
-    if constexpr (!std::is_void_v<Read>) {
+  // Mamba-2's heads share the queries.
+  __device__ void keep_queries() const {
 #pragma unroll 1
-      for (int first = warp_ * kGroups; first < b_.window; first += warps_ * kGroups) {
-        const int i = min(first + group_, b_.window - 1);
-        float t[kPerLane];
-        load_padded<Map>(shared_.query(i), row_lane_, t);
-        split(0, i, t);
-      }
+    for (int first = warp_ * kGroups; first < b_.window; first += warps_ * kGroups) {
+      const int i = min(first + group_, b_.window - 1);
+      float t[kPerLane];
+      load(shared_.query(i), t);
+      keep(0, i, first + group_ < b_.window, t);
     }
   }
-  __device__ void split(int head, int i, float (&t)[kPerLane]) const {
+  // A vector that is to meet the states. keeps: this lane stores it.
+  __device__ void keep(int head, int i, bool keeps, float (&t)[kPerLane]) const {
+    if constexpr (!std::is_void_v<Read>) {
+      if (b_.replayed == 0) return split(head, i, keeps, t);
+    }
+    if (keeps) store_padded<Map>(shared_.target(head, i), row_lane_, t);
+  }
+  __device__ void split(int head, int i, bool keeps, float (&t)[kPerLane]) const {
     using Target = Parts<Read, kState>;
-    const float scale = Target::store(shared_.parts(head, i, Target::kStride), row_lane_, t);
-    if (row_lane_ == 0) shared_.part_scale(head, i) = scale;
+    float most = 0, inverse;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) most = fmaxf(most, fabsf(t[e]));
+    const float scale = Target::scale(row_max(most), inverse);
+    if (!keeps) return;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) t[e] *= scale;
+#pragma unroll
+    for (int e = 0; e < kPerLane; e += 2)
+      Target::store(shared_.parts(head, i, Target::kStride),
+                    Map::element(e / Map::kElems, row_lane_) + e % Map::kElems, t[e], t[e + 1]);
+    if (row_lane_ == 0) shared_.part_scale(head, i) = inverse;
   }
 
   // The delta rule's 1 / |k| and 1 / |q|.
@@ -150,13 +182,13 @@ class BlockHeads {
       const int n = min(first + group_, count - 1);
       const bool is_query = n >= b_.rows;
       float k[kPerLane];
-      load_padded<Map>(is_query ? shared_.query(n - b_.rows) : shared_.key(n), row_lane_, k);
+      load(is_query ? shared_.query(n - b_.rows) : shared_.key(n), k);
       const float factor = 1.0f / sqrtf(row_sum(dot<4>(k, k)) + kL2NormEps);
       if (row_lane_ != 0 || first + group_ >= count) continue;
       if (is_query) {
-        shared_.query_factor(n - b_.rows) = factor;
+        shared_.query_factors()[n - b_.rows] = factor;
       } else {
-        shared_.key_factor(n) = factor;
+        shared_.key_factors()[n] = factor;
       }
     }
   }
@@ -169,13 +201,12 @@ class BlockHeads {
       const int n = min(first + group_, count - 1);
       const int head = kMany ? n / b_.window : n, i = kMany ? n - head * b_.window : 0;
       float t[kPerLane];
-      load_padded<Map>(shared_.query(i), row_lane_, t);
-      const float scale = shared_.query_factor(i) * (1.0f / sqrtf(kState));
+      load(shared_.query(i), t);
+      const float scale = shared_.query_factors()[i] * (1.0f / sqrtf(kState));
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) t[e] *= scale;
       if (!b_.reads_after) walk_back(head, i, row_lane_ == 0 && first + group_ < count, t);
-      if (first + group_ < count) store_padded<Map>(shared_.target(head, i), row_lane_, t);
-      if constexpr (!std::is_void_v<Read>) split(head, i, t);
+      keep(head, i, first + group_ < count, t);
     }
   }
 
@@ -198,8 +229,9 @@ class BlockHeads {
   __device__ void step_back(int head, int i, int j, bool on, bool keeps, float (&t)[kPerLane],
                             float& newer) const {
     float k[kPerLane];
-    load_padded<Map>(shared_.key(j), row_lane_, k);
-    const float factor = shared_.key_factor(j), strength = on ? shared_.strength(head, j) : 0.0f;
+    load(shared_.key(j), k);
+    const float factor = shared_.key_factors()[j],
+                strength = on ? shared_.strengths(head)[j] : 0.0f;
     const float c = strength * (factor * row_sum(dot<4>(k, t)));
     const float step = -c * factor;
     if (keeps) shared_.coefficients(head, j)[i] = newer * c;
@@ -209,7 +241,7 @@ class BlockHeads {
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) t[e] = (on ? a[e] : 1.0f) * fmaf(step, k[e], t[e]);
     } else {
-      if (on) newer *= shared_.decay(head, j);
+      if (on) newer *= shared_.decays(head)[j];
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) t[e] = fmaf(step, k[e], t[e]);
     }

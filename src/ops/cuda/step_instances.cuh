@@ -30,31 +30,24 @@ void launch_kernel(Kernel kernel, const RecurrentStepParams& params, const StepL
   check_cuda(cudaLaunchKernelEx(&config, kernel, params, launch), "recurrent_step");
 }
 
-// Calls fn<T>() with the element type of a read copy, void for none. An 8-bit copy goes with every
-// checkpoint, a 16-bit one only with fp32.
-template <class Checkpoint, class Fn>
+// Calls fn<T>() with the element type of a read copy, void for none. Copies of 8 bits are read on
+// behalf of 16-bit activations.
+template <class Act, class Fn>
 void dispatch_read(const ReadCopy& copy, Fn&& fn) {
   if (copy.data == nullptr) return fn.template operator()<void>();
-  switch (copy.dtype) {
-    case DType::kFloat8E4M3: return fn.template operator()<Fp8>();
-    case DType::kInt8: return fn.template operator()<Int8>();
-    case DType::kFloat16:
-      if constexpr (std::is_same_v<Checkpoint, float>) return fn.template operator()<Fp16>();
-      break;
-    case DType::kBFloat16:
-      if constexpr (std::is_same_v<Checkpoint, float>) return fn.template operator()<Bf16>();
-      break;
-    case DType::kFloat32: break;
+  if constexpr (sizeof(Act) == 2) {
+    if (copy.dtype == DType::kFloat8E4M3) return fn.template operator()<Fp8>();
+    if (copy.dtype == DType::kInt8) return fn.template operator()<Int8>();
   }
-  fail("recurrent_step: a ", dtype_name(copy.dtype), " read copy of a ",
-       dtype_name(device_dtype<Checkpoint>()), " checkpoint saves nothing");
+  fail("recurrent_step: no kernel reads a ", dtype_name(copy.dtype), " copy for ",
+       dtype_name(device_dtype<Act>()), " activations");
 }
 
-template <Family kFamily, class Checkpoint, bool kMany>
+template <Family kFamily, class Act, class Checkpoint, bool kMany>
 void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch, dim3 grid,
                      cudaStream_t stream) {
-  dispatch_read<Checkpoint>(params.state.read_copy, [&]<class Read>() {
-    launch_kernel(recurrent_step_kernel<kFamily, Checkpoint, Read, 128, kMany>, params, launch,
+  dispatch_read<Act>(params.state.read_copy, [&]<class Read>() {
+    launch_kernel(recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany>, params, launch,
                   grid, stream);
   });
 }

@@ -1,4 +1,4 @@
-// The step kernel's instantiations, split over files by family, checkpoint type and windows.
+// The step kernel's instantiations, split over files by family, types and windows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 namespace replayssm::cuda {
 
 // kMany: windows may have more than one token.
-template <Family kFamily, DType kCheckpoint, bool kMany>
+template <Family kFamily, DType kActivation, DType kCheckpoint, bool kMany>
 void launch_step(const RecurrentStepParams& params, const StepLaunch& launch, dim3 grid,
                  cudaStream_t stream);
 

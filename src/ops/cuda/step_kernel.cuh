@@ -18,35 +18,42 @@
 
 namespace replayssm::cuda {
 
+// Blocks of a multiprocessor: what the registers are shared among.
+template <Family kFamily, class Checkpoint, class Read>
+inline constexpr int kBlocks =
+    kFamily != Family::kKimiDelta && std::is_same_v<Checkpoint, float> && std::is_void_v<Read> ? 5
+                                                                                               : 4;
+
 // kMany: windows may have more than one token.
-template <Family kFamily, class Checkpoint, class Read, int kState, bool kMany>
+template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany>
 class BlockStep {
  public:
   static constexpr bool kHasCopy = !std::is_void_v<Read>;
   // What steps that do not fold read, and how.
   using Source = std::conditional_t<kHasCopy, Read, Checkpoint>;
   static constexpr bool kTiles = kMany || !std::is_same_v<Source, float>;
-  using Shared = BlockShared<kFamily, kState>;
-  using Heads = BlockHeads<kFamily, std::conditional_t<kTiles, Source, void>, kState, kMany>;
+  using Shared = BlockShared<kFamily, Act, kState>;
+  using Fetch = RowFetch<kFamily, Act, kState>;
+  using Heads = BlockHeads<kFamily, Act, std::conditional_t<kTiles, Source, void>, kState, kMany>;
   using ReadGroup = Group<Source, kState, kTiles ? Access::kTiles : Access::kRows>;
   template <class S>
-  using ReplayGroup = Group<S, kState, Access::kReplay>;
+  using ReplayGroup = Group<S, kState, Access::kRows>;
 
   __device__ BlockStep(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
                        const Shared& shared, int begin, int end)
       : p_(p), launch_(launch), b_(b), shared_(shared), begin_(begin), end_(end) {}
 
-  // Starts to fetch states, brings everything else to shared memory. A barrier must follow.
+  // Brings all but the states to shared memory, starts to fetch these. A barrier must follow.
   __device__ WarpStream fetch() const {
     WarpStream stream(launch_, states(), kState * (uses_copy() ? int(sizeof(Source)) : kStoredSize),
                       shared_.stream(), begin_, end_);
-    with_group([&]<class G, bool kReplay, class S>() { stream.template start<G>(); });
+    const Fetch rows(p_, launch_, b_, shared_);
     if (kIs8Bit<Source> && uses_copy()) fetch_row_scales();
-    switch (p_.state.activation_dtype) {
-      case DType::kBFloat16: fetch_rows<Bf16>(); break;
-      case DType::kFloat16: fetch_rows<Fp16>(); break;
-      default: fetch_rows<float>(); break;
-    }
+    rows.fetch_history();
+    with_group([&]<class G, bool kReplay, class S>() { stream.template start<G>(); });
+    rows.fetch_window();
+    Heads(p_, launch_, b_, shared_).store_gates(rows);
+    copy_async_wait_but<kGroupsInFlight>();
     return stream;
   }
 
@@ -62,7 +69,7 @@ class BlockStep {
   // Of the rows of this warp; of padding, zeros.
   template <bool kPadding>
   __device__ void store_outputs() const {
-    const int begin = column(begin_), stop = column(end_);
+    const int begin = begin_ * kPassRows, stop = end_ * kPassRows;
     for (int i = 0; i < b_.window; ++i) {
       const int64_t token = b_.token + i;
       const int64_t base =
@@ -94,12 +101,6 @@ class BlockStep {
     return static_cast<const char*>(p_.state.checkpoint) + row * (kState * kStoredSize);
   }
 
-  // The block's column of a pass's first row.
-  __device__ int column(int pass) const {
-    const int head = launch_.passes.divide(pass);
-    return head * launch_.slice_rows + (pass - head * launch_.head_passes) * kPassRows;
-  }
-
   // Calls fn<Group, kReplay>() for what this step streams.
   template <class Fn>
   __device__ void with_group(Fn&& fn) const {
@@ -110,62 +111,56 @@ class BlockStep {
     fn.template operator()<ReplayGroup<Checkpoint>, true, Checkpoint>();
   }
 
-  template <class Act>
-  __device__ void fetch_rows() const {
-    RowFetch<kFamily, Act, kState>(p_, launch_, b_, shared_).fetch();
-  }
-
   __device__ void fetch_row_scales() const {
     const int64_t row =
         (static_cast<int64_t>(b_.slot) * launch_.heads + b_.head) * launch_.head_dim + b_.row;
-    for (int i = threadIdx.x; i < launch_.layout.columns; i += blockDim.x)
-      shared_.row_scales()[i] = p_.state.read_copy.scale[row + i];
+    for (int i = threadIdx.x * 4; i < launch_.layout.columns; i += blockDim.x * 4)
+      copy_async_16(shared_.row_scales() + i, p_.state.read_copy.scale + row + i);
   }
 
   // outputs = the share of ring and window rows, of the rows of this warp.
   __device__ void mix() const {
-    const int head_begin = launch_.passes.divide(begin_);
+    int head = launch_.passes.divide(begin_);
 #pragma unroll 1
-    for (int head = head_begin, pass = begin_; pass < end_; ++head) {
+    for (int pass = begin_; pass < end_; ++head) {
       const int next = min(end_, (head + 1) * launch_.head_passes);
-      const int stop =
-          column(next - 1) +
-          min(kPassRows, launch_.slice_rows - (next - 1 - head * launch_.head_passes) * kPassRows);
       const float skip = p_.skip ? p_.skip[b_.head + head] : 0.0f;
 #pragma unroll 1
-      for (int at = column(pass) + threadIdx.x % 32 * 2; at < stop; at += 64) mix(head, at, skip);
+      for (int at = pass * kPassRows + threadIdx.x % 32 * 2; at < next * kPassRows; at += 64)
+        mix(head, at, skip);
       pass = next;
     }
   }
   __device__ void mix(int head, int at, float skip) const {
-    constexpr int kQueries = kMany ? 4 : 1;
+    constexpr int kTokens = kMany ? 4 : 1;
     const int first = b_.reads_after ? b_.rows : b_.replayed;
 #pragma unroll 1
-    for (int i = 0; i < b_.window; i += kQueries) {
-      float2 sum[kQueries] = {};
-#pragma unroll 2
+    for (int i = 0; i < b_.window; i += kTokens) {
+      float2 sum[kTokens] = {};
+#pragma unroll 4
       for (int j = first; j < b_.rows; ++j) {
-        const float2 v = *reinterpret_cast<const float2*>(shared_.value(j) + at);
-        float c[kQueries];
-        load_elements<float, kQueries>(shared_.coefficients(head, j) + i, c);
+        float v[2], c[kTokens];
+        load_elements<Act, 2>(shared_.value(j) + at, v);
+        load_elements<float, kTokens>(shared_.coefficients(head, j) + i, c);
         if constexpr (kFamily == Family::kMamba2) {
-          float product[kQueries];
-          load_elements<float, kQueries>(shared_.products(j) + i, product);
+          float product[kTokens];
+          load_elements<float, kTokens>(shared_.products(j) + i, product);
 #pragma unroll
-          for (int u = 0; u < kQueries; ++u) c[u] *= product[u];
+          for (int u = 0; u < kTokens; ++u) c[u] *= product[u];
         }
 #pragma unroll
-        for (int u = 0; u < kQueries; ++u) {
-          sum[u].x = fmaf(c[u], v.x, sum[u].x);
-          sum[u].y = fmaf(c[u], v.y, sum[u].y);
+        for (int u = 0; u < kTokens; ++u) {
+          sum[u].x = fmaf(c[u], v[0], sum[u].x);
+          sum[u].y = fmaf(c[u], v[1], sum[u].y);
         }
       }
 #pragma unroll
-      for (int u = 0; u < kQueries; ++u) {
+      for (int u = 0; u < kTokens; ++u) {
         if (i + u >= b_.window) break;
-        const float2 v = *reinterpret_cast<const float2*>(shared_.value(b_.history + i + u) + at);
-        *reinterpret_cast<float2*>(shared_.outputs(i + u) + at) = {fmaf(skip, v.x, sum[u].x),
-                                                                   fmaf(skip, v.y, sum[u].y)};
+        float v[2];
+        load_elements<Act, 2>(shared_.value(b_.history + i + u) + at, v);
+        *reinterpret_cast<float2*>(shared_.outputs(i + u) + at) = {fmaf(skip, v[0], sum[u].x),
+                                                                   fmaf(skip, v[1], sum[u].y)};
       }
     }
   }
@@ -185,31 +180,34 @@ class BlockStep {
     });
   }
 
-  // Calls fn(head, pass, column, rows) for this warp's passes, begin_head(head) before those of a
-  // head.
-  template <class Head, class Fn>
-  __device__ void for_passes(Head&& begin_head, Fn&& fn) const {
+  // Calls begin_head(head), then fn(head, column, words) for its passes, for the heads of this
+  // warp.
+  template <class G, class Head, class Fn>
+  __device__ void for_passes(WarpStream& stream, Head&& begin_head, Fn&& fn) const {
     int head = launch_.passes.divide(begin_);
-    int pass = begin_ - head * launch_.head_passes;
 #pragma unroll 1
-    for (int left = end_ - begin_; left > 0; ++head, pass = 0) {
+    for (int pass = begin_; pass < end_; ++head) {
+      const int stop = min(end_, (head + 1) * launch_.head_passes);
       begin_head(head);
 #pragma unroll 1
-      for (; pass < launch_.head_passes && left > 0; ++pass, --left)
-        fn(head, head * launch_.slice_rows + pass * kPassRows,
-           min(kPassRows, launch_.slice_rows - pass * kPassRows));
+      for (; pass < stop; pass += G::kPasses) {
+        uint4 words[kGroupWords];
+        stream.template next<G>(words);
+#pragma unroll
+        for (int u = 0; u < G::kPasses; ++u)
+          if (u == 0 || pass + u < stop)
+            fn(head, (pass + u) * kPassRows, words + u * G::kPassWords);
+      }
+      pass = stop;
     }
   }
 
   template <class G, class S>
   __device__ void replay(WarpStream& stream) const {
-    const PassReplay<kFamily, Checkpoint, Read, kState> replay(p_, launch_, b_, shared_);
-    for_passes([](int) {},
-               [&](int head, int at, int rows) {
-                 uint4 words[G::kWords];
-                 stream.template next<G>(words);
-                 replay.template run<S>(words, head, at, rows);
-               });
+    const RowReplay<kFamily, Act, Checkpoint, Read, kState> replay(p_, launch_, b_, shared_);
+    for_passes<G>(
+        stream, [](int) {},
+        [&](int head, int at, const uint4* words) { replay.template run<S>(words, head, at); });
   }
 
   // What the products with a head's states are scaled by.
@@ -221,54 +219,45 @@ class BlockStep {
 
   template <class G>
   __device__ void read_rows(WarpStream& stream) const {
-    constexpr int kRows = G::kLaneRows / G::kPieces;
-    static_assert(kRows == 2);
-    const int lane = threadIdx.x % kRowLanes, group = threadIdx.x % 32 / kRowLanes;
-    float t[kState / kRowLanes], factor = 1;
-    for_passes(
+    constexpr int kPerLane = kState / kRowLanes, kRows = 2;
+    const int lane = threadIdx.x % kRowLanes;
+    const int row = lane / 4 * 4 + threadIdx.x % 32 / kRowLanes;
+    float t[kPerLane], factor = 1;
+    for_passes<G>(
+        stream,
         [&](int head) {
           load_padded<RowMap<float, kState>>(shared_.target(head, 0), lane, t);
           factor = scale(head, 0);
         },
-        [&](int, int at, int rows) {
+        [&](int, int at, const uint4* words) {
+          float o[kRows];
 #pragma unroll
-          for (int piece = 0; piece < G::kPieces; ++piece) {
-            uint4 words[G::kWords];
-            stream.template next<G>(words);
-            if (piece * kPassRows / G::kPieces >= rows) continue;
-            float o[kRows];
+          for (int r = 0; r < kRows; ++r) {
+            float s[kPerLane];
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) {
-              float s[kState / kRowLanes];
-#pragma unroll
-              for (int i = 0; i < kState / kRowLanes; ++i)
-                s[i] = reinterpret_cast<const float*>(words + r * (G::kWords / kRows))[i];
-              o[r] = dot(s, t);
-            }
-            const float sum = factor * row_sum_pair(o, lane);
-            const int row = piece * (kPassRows / G::kPieces) + lane / 4 * 4 + group;
-            if (lane % 4 == 0) shared_.outputs(0)[at + row] += sum;
+            for (int i = 0; i < kPerLane; ++i)
+              s[i] = reinterpret_cast<const float*>(words + r * (G::kPassWords / kRows))[i];
+            o[r] = dot(s, t);
           }
+          const float sum = factor * row_sum_pair(o, lane);
+          if (lane % 4 == 0) shared_.outputs(0)[at + row] += sum;
         });
   }
 
   template <class G>
   __device__ void read_tiles(WarpStream& stream) const {
-    const int lane = threadIdx.x % 32, row = lane / 4;
-    TileVector<Source, kState, G::kTileWords> vector;
+    const int lane = threadIdx.x % 32;
+    TileVector<Source, kState> vector;
     float factor = 1;
-    for_passes(
+    for_passes<G>(
+        stream,
         [&](int head) {
           vector.load(shared_.parts(head, 0, Parts<Source, kState>::kStride));
           factor = scale(head, 0);
         },
-        [&](int, int at, int rows) {
-          uint4 words[G::kWords];
-          stream.template next<G>(words);
-          const float2 o = vector.multiply(words);
-          if (lane % 4 != 0) return;
-          add_output(0, at + row, factor * o.x);
-          if (rows == kPassRows) add_output(0, at + row + kPassRows / 2, factor * o.y);
+        [&](int, int at, const uint4* words) {
+          const float o = factor * vector.multiply(words);
+          if (lane % 4 == 0) add_output(0, at + lane / 4, o);
         });
   }
   __device__ void add_output(int i, int at, float o) const {
@@ -279,41 +268,23 @@ class BlockStep {
   template <class G>
   __device__ void read_many(WarpStream& stream) const {
     constexpr int kStride = Parts<Source, kState>::kStride;
-    const int lane = threadIdx.x % 32, row = lane / 4;
-    for_passes(
-        [](int) {},
-        [&](int head, int at, int rows) {
-          TileSums sums[kMaxWindow / kTileQueries];
-#pragma unroll
-          for (int piece = 0; piece < G::kPieces; ++piece) {
-            uint4 words[G::kWords];
-            stream.template next<G>(words);
-#pragma unroll
-            for (int n = 0; n < kMaxWindow / kTileQueries; ++n)
-              if (n * kTileQueries < b_.window)
-                multiply_tile<Source, kState, G::kTileWords>(
-                    words, shared_.parts(head, n * kTileQueries, kStride),
-                    piece * (2 * kState / G::kPieces), b_.window - n * kTileQueries, sums[n]);
+    const int lane = threadIdx.x % 32;
+    for_passes<G>(
+        stream, [](int) {},
+        [&](int head, int at, const uint4* words) {
+#pragma unroll 1
+          for (int first = 0; first < b_.window; first += kTileVectors) {
+            TileSums sums;
+            multiply_rows<Source, kState>(words, shared_.parts(head, first, kStride),
+                                          b_.window - first, sums);
+            const int i = first + lane % 4;
+            if (i < b_.window) add_output(i, at + lane / 4, scale(head, i) * sums.get());
           }
-#pragma unroll
-          for (int n = 0; n < kMaxWindow / kTileQueries; ++n)
-#pragma unroll
-            for (int u = 0; u < 4; ++u) {
-              const int i = n * kTileQueries + lane % 4 * 2 + u % 2;
-              if (i >= b_.window || u / 2 * (kPassRows / 2) >= rows) continue;
-              add_output(i, at + row + u / 2 * (kPassRows / 2), scale(head, i) * sums[n].get(u));
-            }
         });
   }
 
   __device__ static float silu(float x) { return x / (1.0f + expf(-x)); }
-  __device__ float load_z(int64_t at) const {
-    switch (p_.state.activation_dtype) {
-      case DType::kBFloat16: return to_float(static_cast<const Bf16*>(p_.z)[at]);
-      case DType::kFloat16: return to_float(static_cast<const Fp16*>(p_.z)[at]);
-      default: return static_cast<const float*>(p_.z)[at];
-    }
-  }
+  __device__ float load_z(int64_t at) const { return to_float(static_cast<const Act*>(p_.z)[at]); }
 
   const RecurrentStepParams& p_;
   const StepLaunch& launch_;
@@ -322,20 +293,20 @@ class BlockStep {
   const int begin_, end_;
 };
 
-template <Family kFamily, class Checkpoint, class Read, int kState, bool kMany>
-__global__ void __launch_bounds__(32 * kMaxWarps, 2)
+template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany>
+__global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, Read>))
     recurrent_step_kernel(const __grid_constant__ RecurrentStepParams p,
                           const __grid_constant__ StepLaunch launch) {
-  using Step = BlockStep<kFamily, Checkpoint, Read, kState, kMany>;
+  using Step = BlockStep<kFamily, Act, Checkpoint, Read, kState, kMany>;
   extern __shared__ __align__(128) char memory[];
   __shared__ BlockPlace place;
   release_successor();
-  const BlockPlace b = block_place(p, launch);
   const typename Step::Shared shared(launch.layout, memory);
   // The number of warps is a power of two.
   const int shift = 31 - __clz(launch.config.warps), warp = threadIdx.x / 32;
   const int passes = launch.config.heads * launch.head_passes;
   const int begin = (warp * passes) >> shift, end = ((warp + 1) * passes) >> shift;
+  const BlockPlace b = block_place(p, launch);
   const Step early(p, launch, b, shared, begin, end);
   if (b.slot < 0) {
     wait_for_predecessor();
@@ -350,6 +321,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
   const Step step(p, launch, place, shared, begin, end);
   step.run(stream);
   step.template store_outputs<false>();
+  typename Step::Fetch(p, launch, place, shared).append();
 }
 
 }  // namespace replayssm::cuda

@@ -11,9 +11,8 @@ struct StepLaunch {
   int heads = 0, key_heads = 0, head_dim = 0;
   int slice_rows = 0;                    // of a head, in one block
   int head_passes = 0;                   // that those are
-  FastDivide slices, group, ring_rows;   // by slices, heads of a key head, ring rows
+  FastDivide group, ring_rows;           // by heads of a key head, ring rows
   FastDivide passes;                     // by head_passes
-  FastDivide row_units;                  // pieces in which warps copy a row of keys and values
   bool overlaps = false;                 // may be launched while its predecessor still runs
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place

@@ -18,19 +18,19 @@ struct LaunchConfig {
   friend bool operator==(const LaunchConfig&, const LaunchConfig&) = default;
 };
 
-inline constexpr int kMaxWarps = 8;
+inline constexpr int kMaxWarps = 4;
 
 // Most tokens of a window.
 inline constexpr int kMaxWindow = 16;
 
-// Rows of a state that a warp takes at once: a pass. The last of a head may have half of them.
-inline constexpr int kPassRows = 16;
+// Rows of a state that a warp takes at once: a pass.
+inline constexpr int kPassRows = 8;
 
-// Words of 16 bytes that a lane has in flight.
-inline constexpr int kLaneWords = 16;
+// Words of 16 bytes that a lane has in flight: so many groups of so many.
+inline constexpr int kGroupWords = 8, kGroupsInFlight = 2;
 
-// Queries that the tensor cores take at once.
-inline constexpr int kTileQueries = 8;
+// Vectors that the tensor cores take at once.
+inline constexpr int kTileVectors = 4;
 
 // 16-bit parts of a vector that meets a state on the tensor cores: they keep its 24 bits.
 inline constexpr int kParts = 3;
@@ -57,6 +57,7 @@ struct FastDivide {
   }
   // Any x; divisor < 2^16.
   constexpr uint32_t modulo64(uint64_t x) const {
+    if (x >> 32 == 0) return modulo(static_cast<uint32_t>(x));
     const uint32_t high = modulo(static_cast<uint32_t>(x >> 32));
     const uint32_t step = modulo(modulo(0xffffffffu) + 1);  // 2^32
     return modulo(high * step + modulo(static_cast<uint32_t>(x)));
@@ -68,31 +69,30 @@ struct FastDivide {
 constexpr int padded_index(int element) { return element + element / 32 * 4; }
 constexpr int padded_width(int state_dim) { return padded_index(state_dim); }
 
-// Bytes between the parts of two queries, of states whose elements have `size` bytes: such that the
-// lanes of a tile meet no bank twice (step_tiles.cuh).
-constexpr int parts_stride(int state_dim, int size) {
-  return kParts * 2 * state_dim + (size == 4 ? 32 : size == 2 ? 64 : 16);
-}
+// Bytes between the parts of two vectors: such that the lanes of a tile meet no bank twice.
+constexpr int parts_stride(int state_dim) { return kParts * 2 * state_dim + 64; }
 
-// What a block keeps in shared memory: offsets in bytes. Floats but for the stream and the parts.
-// The sizes are what the launch allows; a sequence may use less.
+// What a block keeps in shared memory: offsets in bytes. Rows are those of ring and window. The
+// sizes are what the launch allows; a sequence may use less.
 struct StepLayout {
-  int rows = 0;     // of ring and window
+  int rows = 0;
   int window = 0;   // tokens
   int columns = 0;  // rows of the state that the block owns, over all its heads
-  int per_row = 0;  // coefficients of a row: one per query, four at a time
+  int per_row = 0;  // coefficients of a row: one per token, four at a time
 
-  int stream = 0;         // [warps] words that lanes have in flight
-  int keys = 0;           // [rows], then queries [window]: padded rows
-  int values = 0;         // [rows, columns]
-  int strengths = 0;      // [heads, rows]
-  int decays = 0;         // [heads, rows]; Kimi Delta: [heads, rows] padded rows
-  int factors = 0;        // delta: 1 / |k|, [rows + window]; Mamba-2: log decays, [heads, rows]
+  int stream = 0;                      // [warps] words that lanes have in flight
+  int key_bytes = 0, value_bytes = 0;  // from row to row, as they came
+  int keys = 0;                        // [rows], then queries [window]
+  int values = 0;                      // [rows, columns]
+  // Floats from here on.
+  int strengths = 0;  // [heads, rows]
+  int decays = 0;     // [heads, rows]; Kimi Delta: [heads, rows] padded rows
+  int factors = 0;  // delta: 1 / |k|, [rows], 1 / |q|, [window]; Mamba-2: log decays, [heads, rows]
   int products = 0;       // Mamba-2: [rows, per_row]
   int coefficients = 0;   // [heads, rows, per_row]
-  int targets = 0;        // [heads, window] padded rows; Mamba-2's are the queries
-  int target_heads = 1;   // targets that differ
-  int parts = 0;          // [target_heads, window], parts_stride apart
+  int targets = 0;        // [target_heads, window] padded rows
+  int target_heads = 1;   // targets that differ: Mamba-2's are the queries
+  int parts = 0;          // [target_heads, window], parts_stride apart, 16-bit numbers
   int part_scales = 0;    // [target_heads, window]
   int output_scales = 0;  // Mamba-2: [heads, window]
   int row_scales = 0;     // of an 8-bit read copy: [columns]
@@ -101,8 +101,8 @@ struct StepLayout {
 };
 
 // read: the type of the states that are read without being folded.
-constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& ring, DType read,
-                                 const LaunchConfig& config) {
+constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& ring,
+                                 DType activation, DType read, const LaunchConfig& config) {
   StepLayout s;
   const auto take = [&](int bytes) {
     const int at = s.total;
@@ -110,25 +110,26 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
     return at;
   };
   const bool mamba = shape.family == Family::kMamba2;
-  const int padded = padded_width(static_cast<int>(shape.state_dim));
+  const int state = static_cast<int>(shape.state_dim), padded = padded_width(state);
+  const int act = static_cast<int>(dtype_bytes(activation));
   s.rows = static_cast<int>(ring_rows(ring.buffer_len, ring.max_window));
   s.window = ring.max_window;
   s.columns = static_cast<int>(shape.head_dim) * config.heads / config.slices;
   s.per_row = s.window == 1 ? 1 : (s.window + 3) / 4 * 4;
   s.target_heads = mamba ? 1 : config.heads;
+  s.key_bytes = state * act;
+  s.value_bytes = s.columns * act;
   const int gates = 4 * config.heads * s.rows, targets = s.target_heads * s.window;
-  s.stream = take(config.warps * 32 * kLaneWords * 16);
-  s.keys = take(4 * (s.rows + s.window) * padded);
-  s.values = take(4 * s.rows * s.columns);
+  s.stream = take(config.warps * 32 * kGroupsInFlight * kGroupWords * 16);
+  s.keys = take((s.rows + s.window) * s.key_bytes);
+  s.values = take(s.rows * s.value_bytes);
   s.strengths = take(gates);
   s.decays = take(shape.family == Family::kKimiDelta ? gates * padded : gates);
   s.factors = take(mamba ? gates : 4 * (s.rows + s.window));
   if (mamba) s.products = take(4 * s.rows * s.per_row);
   s.coefficients = take(gates * s.per_row);
-  s.targets = mamba ? s.keys + 4 * s.rows * padded : take(4 * targets * padded);
-  if (read != DType::kFloat32 || s.window > 1)
-    s.parts = take(targets * parts_stride(static_cast<int>(shape.state_dim),
-                                          static_cast<int>(dtype_bytes(read))));
+  s.targets = take(4 * targets * padded);
+  if (read != DType::kFloat32 || s.window > 1) s.parts = take(targets * parts_stride(state));
   s.part_scales = take(4 * targets);
   if (mamba) s.output_scales = take(4 * config.heads * s.window);
   if (dtype_bytes(read) == 1) s.row_scales = take(4 * s.columns);

@@ -19,40 +19,46 @@ __device__ inline void subtract_part(float (&x)[kCount]) {
   for (int e = 0; e < kCount; ++e) x[e] -= to_float(from_float<Part>(x[e]));
 }
 
-// The parts of a vector that meets states of S, in shared memory.
+// The parts of a vector that meets states of S, in shared memory: [kParts, kState], in the order in
+// which the lanes of a tile take them. A lane meets eight elements of a row at a time: a unit.
+// Those are its next ones in memory, of fp32 four and four. The order in a unit is 0 1 4 5 2 3 6 7.
 template <class S, int kState>
 struct Parts {
   using Part = PartOf<S>;
-  using Map = RowMap<float, kState>;
-  static constexpr int kPerLane = kState / kRowLanes;
-  static constexpr int kStride = parts_stride(kState, sizeof(S));
+  static constexpr int kStride = parts_stride(kState);
   static constexpr int kPartBytes = 2 * kState;
 
-  // Eight lanes store a vector that they share; returns what its products are to be scaled by.
-  __device__ static float store(char* base, int lane, float (&t)[kPerLane]) {
-    float scale = 1, inverse = 1;
-    if constexpr (std::is_same_v<Part, Fp16>) {  // its range is small
-      float most = 0;
+  // Where the pair of elements from `element` on lies in a part, in bytes.
+  __device__ static int offset(int element) {
+    constexpr int kElems = 16 / sizeof(S);  // of a word of 16 bytes
+    const int word = element / (4 * kElems), lane = element / kElems % 4, rest = element % kElems;
+    const int unit = sizeof(S) == 4 ? word / 2 : sizeof(S) == 2 ? word : 2 * word + rest / 8;
+    const int pair = (sizeof(S) == 4 ? word % 2 * 4 + rest : rest % 8) / 2;
+    const int place = (pair & 1) * 2 + (pair >> 1);
+    return ((unit * 4 + lane) * 4 + place) * 4;
+  }
+
+  // What a vector with this largest magnitude is multiplied by: fp16 has a small range. inverse:
+  // what products are multiplied by in turn.
+  __device__ static float scale(float most, float& inverse) {
+    inverse = 1;
+    if constexpr (!std::is_same_v<Part, Fp16>) return 1;
+    // The power of two that brings the largest element to [2^13, 2^14).
+    const int exponent = static_cast<int>(__float_as_uint(most) >> 23) & 255;
+    const int field = min(max(267 - exponent, 1), 253);
+    inverse = __uint_as_float((254 - field) << 23);
+    return __uint_as_float(field << 23);
+  }
+
+  // Stores the pair of elements from `element` on.
+  __device__ static void store(char* base, int element, float x, float y) {
+    const int at = offset(element);
+    float pair[2] = {x, y};
 #pragma unroll
-      for (int e = 0; e < kPerLane; ++e) most = fmaxf(most, fabsf(t[e]));
-      // The power of two that brings the largest element to [2^13, 2^14).
-      const int exponent = static_cast<int>(__float_as_uint(row_max(most)) >> 23) & 255;
-      const int field = min(max(267 - exponent, 1), 253);
-      scale = __uint_as_float(field << 23);
-      inverse = __uint_as_float((254 - field) << 23);
+    for (int part = 0; part < kParts; ++part) {
+      *reinterpret_cast<uint32_t*>(base + part * kPartBytes + at) = narrow<Part>(pair);
+      subtract_part<Part>(pair);
     }
-#pragma unroll
-    for (int c = 0; c < Map::kChunks; ++c) {
-      float x[Map::kElems];
-#pragma unroll
-      for (int e = 0; e < Map::kElems; ++e) x[e] = scale * t[c * Map::kElems + e];
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        store_elements<Part, Map::kElems>(base + part * kPartBytes + 2 * Map::element(c, lane), x);
-        subtract_part<Part>(x);
-      }
-    }
-    return inverse;
   }
 };
 

@@ -1,4 +1,4 @@
-// The recurrence over rows of a state in registers: eight lanes a row, four rows a lane.
+// The recurrence over rows of a state in registers: eight lanes a row, two rows a lane.
 #pragma once
 
 #include "ops/cuda/step_stream.cuh"
@@ -6,17 +6,17 @@
 namespace replayssm::cuda {
 
 // Checkpoint: the type in which states are kept; Read: that of their copies, void for none.
-template <Family kFamily, class Checkpoint, class Read, int kState>
-class PassReplay {
+template <Family kFamily, class Act, class Checkpoint, class Read, int kState>
+class RowReplay {
  public:
   static constexpr bool kHasCopy = !std::is_void_v<Read>;
   static constexpr int kPerLane = kState / kRowLanes, kGroups = 32 / kRowLanes;
-  static constexpr int kRows = kPassRows / kGroups;
-  using Shared = BlockShared<kFamily, kState>;
+  static constexpr int kRows = 2;  // of a lane
+  using Shared = BlockShared<kFamily, Act, kState>;
   using States = float (&)[kRows][kPerLane];
 
-  __device__ PassReplay(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
-                        const Shared& shared)
+  __device__ RowReplay(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
+                       const Shared& shared)
       : p_(p),
         launch_(launch),
         b_(b),
@@ -24,10 +24,10 @@ class PassReplay {
         lane_(threadIdx.x % kRowLanes),
         group_(threadIdx.x % 32 / kRowLanes) {}
 
-  // One pass, whose words are elements of S: runs the recurrence, stores what is due, adds to the
-  // outputs. column: the block's, of the pass's first row; rows: of the pass.
+  // Eight rows, whose words are elements of S: runs the recurrence, stores what is due, adds to the
+  // outputs. column: the block's, of the first row.
   template <class S>
-  __device__ void run(const uint4* words, int head, int column, int rows) const {
+  __device__ void run(const uint4* words, int head, int column) const {
     using Map = RowMap<S, kState>;
     float s[kRows][kPerLane];
     unpack<S>(words, column, s);
@@ -37,16 +37,16 @@ class PassReplay {
       const int stop = part == 0 ? b_.stored : b_.replayed;
 #pragma unroll 1
       for (; j < stop; ++j) {
-        update<Map>(head, j, column, s);
-        if (b_.reads_after && j >= b_.history) read<Map>(head, j - b_.history, column, rows, s);
+        update<S>(head, j, column, s);
+        if (b_.reads_after && j >= b_.history) read<Map>(head, j - b_.history, column, s);
       }
       if constexpr (std::is_same_v<S, Checkpoint>) {
-        if (part == 0 && stop > 0) store<Map>(column, rows, s);
+        if (part == 0 && stop > 0) store<Map>(column, s);
       }
     }
     if (b_.reads_after) return;
 #pragma unroll 1
-    for (int i = 0; i < b_.window; ++i) read<Map>(head, i, column, rows, s);
+    for (int i = 0; i < b_.window; ++i) read<Map>(head, i, column, s);
   }
 
  private:
@@ -69,8 +69,9 @@ class PassReplay {
   }
 
   // One row of ring or window, in one order of operations for every route.
-  template <class Map>
+  template <class S>
   __device__ void update(int head, int j, int column, States s) const {
+    using Map = RowMap<S, kState>;
     if constexpr (kFamily == Family::kKimiDelta) {
       float a[kPerLane];
       load_padded<Map>(shared_.channel_decays(head, j), lane_, a);
@@ -79,28 +80,28 @@ class PassReplay {
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmul_rn(a[e], s[r][e]);
     } else {
-      const float a = shared_.decay(head, j);
+      const float a = shared_.decays(head)[j];
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmul_rn(a, s[r][e]);
     }
     float k[kPerLane], known[kRows] = {};
-    load_padded<Map>(shared_.key(j), lane_, k);
-    float strength = shared_.strength(head, j);
+    Shared::template load_key<S>(shared_.key(j), lane_, k);
+    float strength = shared_.strengths(head)[j];
     if constexpr (is_delta(kFamily)) {
-      const float factor = shared_.key_factor(j);
+      const float factor = shared_.key_factors()[j];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) known[r] = dot(s[r], k);
-      row_sums(known, threadIdx.x % 32);
+      row_sums(known, lane_);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) known[r] = __fmul_rn(factor, known[r]);
       strength = __fmul_rn(strength, factor);
     }
-    const float* values = shared_.value(j) + column;
+    const Act* values = shared_.value(j) + column;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float write = __fmul_rn(strength, __fsub_rn(values[row(r)], known[r]));
+      const float write = __fmul_rn(strength, __fsub_rn(to_float(values[row(r)]), known[r]));
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmaf_rn(write, k[e], s[r][e]);
     }
@@ -108,25 +109,23 @@ class PassReplay {
 
   // Adds what token i reads to its outputs.
   template <class Map>
-  __device__ void read(int head, int i, int column, int rows, States s) const {
+  __device__ void read(int head, int i, int column, States s) const {
     float t[kPerLane], o[kRows];
     load_padded<Map>(shared_.target(head, i), lane_, t);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) o[r] = dot(s[r], t);
-    float sum = row_sum_quad(o, lane_);
+    float sum = row_sum_pair(o, lane_);
     if constexpr (kFamily == Family::kMamba2) sum *= shared_.output_scale(head, i);
-    const int at = row(lane_ / 2);
-    if (lane_ % 2 == 0 && at < rows) shared_.outputs(i)[column + at] += sum;
+    if (lane_ % 4 == 0) shared_.outputs(i)[column + row(lane_ / 4)] += sum;
   }
 
   // Stores rows in the checkpoint and in its read copy.
   template <class Map>
-  __device__ void store(int column, int rows, States s) const {
+  __device__ void store(int column, States s) const {
     const int64_t base =
         (static_cast<int64_t>(b_.target) * launch_.heads + b_.head) * launch_.head_dim + b_.row;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (r * kGroups >= rows) break;
       const int64_t at = base + column + row(r);
       store_row<Map>(static_cast<Checkpoint*>(p_.state.checkpoint) + at * kState, s[r]);
       if constexpr (kHasCopy) store_copy<Map>(at, s[r]);
@@ -149,10 +148,15 @@ class PassReplay {
       float most = 0;
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) most = fmaxf(most, fabsf(x[e]));
-      const float scale = row_max(most) / dtype_max_8bit(device_dtype<Read>());
+      float scale = row_max(most) / dtype_max_8bit(device_dtype<Read>());
+      if (scale < 0x1p-126f) scale = 0;
+      const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
       float scaled[kPerLane];
 #pragma unroll
-      for (int e = 0; e < kPerLane; ++e) scaled[e] = scale > 0 ? x[e] / scale : 0.0f;
+      for (int e = 0; e < kPerLane; ++e) {
+        const float q = x[e] * inverse;  // a quotient is this and a correction
+        scaled[e] = fmaf(fmaf(-q, scale, x[e]), inverse, q);
+      }
       store_row<Map>(copy, scaled);
       if (lane_ == 0) p_.state.read_copy.scale[row] = scale;
     }

@@ -1,8 +1,9 @@
-// S t on the tensor cores, sixteen rows of S by eight columns at a time; sums are fp32.
+// S t on the tensor cores; sums are fp32.
 //
-// An instruction takes four elements of rows g and g + 8 from each lane (g = lane / 4). Which
-// columns of S those are is free as long as t goes along, so that a lane's operands are words as
-// they lie in memory.
+// An instruction multiplies a [16, 16] tile by eight columns. Its rows g and g + 8 are one row of
+// S, that of lanes 4 g to 4 g + 3: each of these puts four of eight elements into the former and
+// four into the latter, so that its operand is 16 bytes as they lie in memory. A vector t takes two
+// columns, the elements that meet the former and those that meet the latter.
 #pragma once
 
 #include "ops/cuda/step_parts.cuh"
@@ -45,138 +46,98 @@ __device__ inline void halves(uint32_t word, uint32_t& low, uint32_t& high) {
   }
 }
 
-// Words of a tile: kWords of row g of a state, then as many of row g + 8. Word i of a row is its
-// word 4 i + lane % 4, counted from where the tile begins.
-template <class S, int kState, int kWords>
-struct Tile {
-  using Part = PartOf<S>;
-  static constexpr int kElems = 16 / sizeof(S);  // of a word
-  static constexpr int kSteps = kElems / 4;      // instructions per word
-  static constexpr int kStepBytes = 8;           // of a part that one instruction meets
-
-  // The bytes of a part that this lane's word i meets.
-  __device__ static int part_offset(int i) { return (i * 4 + threadIdx.x % 4) * kElems * 2; }
-
-  // Operands of step s of word i, both rows. fp32: those of the first part; x keeps the rest.
-  __device__ static void operands(const uint4* words, int i, int s, uint32_t (&a)[4]) {
-    const uint32_t* upper = reinterpret_cast<const uint32_t*>(words + i);
-    const uint32_t* lower = reinterpret_cast<const uint32_t*>(words + kWords + i);
-    if constexpr (sizeof(S) == 2) {
-      a[0] = upper[2 * s], a[1] = lower[2 * s], a[2] = upper[2 * s + 1], a[3] = lower[2 * s + 1];
-    } else {
-      halves<S>(upper[s], a[0], a[2]);
-      halves<S>(lower[s], a[1], a[3]);
-    }
+// Of the kWords words of a row that a lane has, the operands of unit u: eight elements.
+template <class S>
+__device__ inline void operands(const uint4* words, int u, uint32_t (&a)[4]) {
+  static_assert(sizeof(S) <= 2);
+  if constexpr (sizeof(S) == 2) {
+    const uint4 word = words[u];
+    a[0] = word.x, a[1] = word.y, a[2] = word.z, a[3] = word.w;
+  } else {
+    const uint32_t* word = reinterpret_cast<const uint32_t*>(words) + 2 * u;
+    halves<S>(word[0], a[0], a[1]);
+    halves<S>(word[1], a[2], a[3]);
   }
-};
+}
 
-// One vector: its parts are three columns. Its operands stay in registers.
-template <class S, int kState, int kWords>
+// One vector: its parts are three pairs of columns. Its operands stay in registers.
+template <class S, int kState>
 class TileVector {
  public:
-  using T = Tile<S, kState, kWords>;
+  static constexpr int kUnits = kState / 32;
 
   // parts: Parts<S, kState>.
   __device__ void load(const char* parts) {
-    const int part = threadIdx.x % 32 / 4;
+    const int column = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
+    const char* const from = parts + column / 2 * (2 * kState) + lane * 16 + column % 2 * 8;
 #pragma unroll
-    for (int i = 0; i < kWords; ++i)
-#pragma unroll
-      for (int s = 0; s < T::kSteps; ++s)
-        b_[i][s] = part < kParts
-                       ? *reinterpret_cast<const uint2*>(parts + part * 2 * kState +
-                                                         T::part_offset(i) + s * T::kStepBytes)
-                       : uint2{};
+    for (int u = 0; u < kUnits; ++u)
+      b_[u] = column < 2 * kParts ? *reinterpret_cast<const uint2*>(from + u * 64) : uint2{};
   }
-  // The products with rows g and g + 8, in the first of their four lanes.
-  __device__ float2 multiply(const uint4* words) const {
+  // words: those that this lane has of row lane / 4. The product, in each of the row's lanes.
+  __device__ float multiply(const uint4* words) const {
     float c[4] = {};
 #pragma unroll
-    for (int i = 0; i < kWords; ++i)
-#pragma unroll
-      for (int s = 0; s < T::kSteps; ++s) {
-        uint32_t a[4];
-        T::operands(words, i, s, a);
-        mma<typename T::Part>(c, a, b_[i][s]);
-      }
-    // Columns 2 (lane % 4) and the next: row g in c[0] and c[1], row g + 8 in c[2] and c[3].
-    const float upper = __shfl_down_sync(kAllLanes, c[0], 1);
-    const float lower = __shfl_down_sync(kAllLanes, c[2], 1);
-    return {c[0] + (c[1] + upper), c[2] + (c[3] + lower)};
+    for (int u = 0; u < kUnits; ++u) {
+      uint32_t a[4];
+      operands<S>(words, u, a);
+      mma<PartOf<S>>(c, a, b_[u]);
+    }
+    float sum = c[0] + c[3];  // of part lane % 4, both halves of its elements
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    return sum + __shfl_xor_sync(kAllLanes, sum, 2);
   }
 
  private:
-  uint2 b_[kWords][T::kSteps];
+  uint2 b_[kUnits];
 };
 
-// Products of up to kTileQueries vectors with rows g and g + 8: vectors 2 (lane % 4) and the next
-// with row g, then both with row g + 8. The first parts' products, which are nearly all, have their
-// own sums.
+// Products of up to kTileVectors vectors with a row: that of vector lane % 4. The first parts'
+// products, which are nearly all, have their own sums.
 struct TileSums {
   float first[4] = {}, rest[4] = {};
-  __device__ float get(int i) const { return first[i] + rest[i]; }
+  __device__ float get() const { return (first[0] + first[3]) + (rest[0] + rest[3]); }
 };
 
-// Four fp32 elements of two rows: of the nine products of parts the six that matter.
-__device__ inline void multiply_fp32(const float* upper, const float* lower, uint2 b0, uint2 b1,
-                                     uint2 b2, TileSums& sums) {
-  float x[2][4];
+// Eight fp32 elements: of the nine products of parts the six that matter.
+__device__ inline void multiply_fp32(const uint4* words, const uint2 (&b)[kParts], TileSums& sums) {
+  float x[8];
 #pragma unroll
-  for (int e = 0; e < 4; ++e) x[0][e] = upper[e], x[1][e] = lower[e];
-  const uint2 b[kParts] = {b0, b1, b2};
+  for (int e = 0; e < 8; ++e) x[e] = reinterpret_cast<const float*>(words)[e];
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     uint32_t a[4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      a[2 * half] = narrow<Bf16>(x[0] + 2 * half);
-      a[2 * half + 1] = narrow<Bf16>(x[1] + 2 * half);
-    }
+    for (int i = 0; i < 4; ++i) a[i] = narrow<Bf16>(x + 2 * i);
 #pragma unroll
     for (int other = 0; other < kParts - part; ++other)
       mma<Bf16>(part + other == 0 ? sums.first : sums.rest, a, b[other]);
-    if (part + 1 < kParts) {
-      subtract_part<Bf16>(x[0]);
-      subtract_part<Bf16>(x[1]);
-    }
+    if (part + 1 < kParts) subtract_part<Bf16>(x);
   }
 }
 
-// parts: those of the first vector; offset: where in a part the tile begins. Vectors from `count`
-// on are zero.
-template <class S, int kState, int kWords>
-__device__ inline void multiply_tile(const uint4* words, const char* parts, int offset, int count,
+// words: those that this lane has of row lane / 4; parts: those of the first vector. Vectors from
+// `count` on are zero.
+template <class S, int kState>
+__device__ inline void multiply_rows(const uint4* words, const char* parts, int count,
                                      TileSums& sums) {
-  using T = Tile<S, kState, kWords>;
-  using Part = typename T::Part;
-  const int column = threadIdx.x % 32 / 4;
-  const bool on = column < count;
-  const char* const from = parts + column * Parts<S, kState>::kStride + offset;
+  const int vector = threadIdx.x % 32 / 8, which = threadIdx.x / 4 % 2, lane = threadIdx.x % 4;
+  const char* const from = parts + vector * Parts<S, kState>::kStride + lane * 16 + which * 8;
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    constexpr int kRun = T::kSteps < 2 ? 1 : 2;  // steps whose operands are one word
+  for (int u = 0; u < kState / 32; ++u) {
+    uint2 b[kParts] = {};
 #pragma unroll
-    for (int s = 0; s < T::kSteps; s += kRun) {
-      uint2 b[kParts][kRun] = {};
-#pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        if (on)
-          *reinterpret_cast<Word<8 * kRun>*>(b[part]) = *reinterpret_cast<const Word<8 * kRun>*>(
-              from + part * 2 * kState + T::part_offset(i) + s * T::kStepBytes);
-      if constexpr (sizeof(S) == 4) {
-        multiply_fp32(reinterpret_cast<const float*>(words + i),
-                      reinterpret_cast<const float*>(words + kWords + i), b[0][0], b[1][0], b[2][0],
-                      sums);
-      } else {
-#pragma unroll
-        for (int u = 0; u < kRun; ++u) {
-          uint32_t a[4];
-          T::operands(words, i, s + u, a);
-          mma<Part>(sums.first, a, b[0][u]);
-          mma<Part>(sums.rest, a, b[1][u]);
-          mma<Part>(sums.rest, a, b[2][u]);
-        }
-      }
+    for (int part = 0; part < kParts; ++part)
+      if (vector < count)
+        b[part] = *reinterpret_cast<const uint2*>(from + part * 2 * kState + u * 64);
+    if constexpr (sizeof(S) == 4) {
+      multiply_fp32(words + 2 * u, b, sums);
+    } else {
+      uint32_t a[4];
+      operands<S>(words, u, a);
+      mma<PartOf<S>>(sums.first, a, b[0]);
+      mma<PartOf<S>>(sums.rest, a, b[1]);
+      mma<PartOf<S>>(sums.rest, a, b[2]);
     }
   }
 }

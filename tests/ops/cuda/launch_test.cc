@@ -25,7 +25,7 @@ TEST(ChooseLaunch, CutsEveryShapeEvenly) {
       const auto config = choose_launch(step(shape, sequences), kH200);
       SCOPED_TRACE(to_string(config));
       EXPECT_EQ(shape.heads / shape.key_heads % config.heads, 0);
-      EXPECT_EQ(shape.head_dim % (config.slices * (kPassRows / 2)), 0);
+      EXPECT_EQ(shape.head_dim % (config.slices * kPassRows), 0);
       EXPECT_TRUE(config.heads == 1 || config.slices == 1);
       EXPECT_GE(config.warps, 1);
       EXPECT_LE(config.warps, kMaxWarps);
