@@ -106,17 +106,21 @@ class BlockHeads {
       }
     }
   }
-  // Returns the log decay of token i and its ancestors in the window.
+  // A lane per token of the window. Returns the log decay of token i and its ancestors there.
   __device__ float weigh_window(int head, int i) const {
     const uint32_t mask = path(i);
-    float sum = 0;
+    const float* const log_decays = shared_.log_decays(head) + b_.history;
+    float sum = 0, newer = 0;  // of all, and of those behind this lane's
 #pragma unroll 1
     for (int node = window() - 1; node >= 0; --node) {
-      const bool on = mask >> node & 1;
-      const int j = b_.history + node;
-      const float weight = on ? shared_.strengths(head)[j] * expf(sum) : 0.0f;
-      if (lane_ == 0) shared_.coefficients(head, j)[i] = weight;
-      if (on) sum += shared_.log_decays(head)[j];
+      if (!(mask >> node & 1)) continue;
+      sum += log_decays[node];
+      if (node > lane_) newer = sum;
+    }
+    if (lane_ < window()) {
+      const int j = b_.history + lane_;
+      const bool on = mask >> lane_ & 1;
+      shared_.coefficients(head, j)[i] = on ? shared_.strengths(head)[j] * expf(newer) : 0.0f;
     }
     return sum;
   }

@@ -19,10 +19,11 @@
 namespace replayssm::cuda {
 
 // Blocks of a multiprocessor: what the registers are shared among.
-template <Family kFamily, class Checkpoint, class Read>
-inline constexpr int kBlocks =
-    kFamily != Family::kKimiDelta && std::is_same_v<Checkpoint, float> && std::is_void_v<Read> ? 5
-                                                                                               : 4;
+template <Family kFamily, class Checkpoint, class Read, bool kMany>
+inline constexpr int kBlocks = kFamily != Family::kKimiDelta && !kMany &&
+                                       std::is_same_v<Checkpoint, float> && std::is_void_v<Read>
+                                   ? 5
+                                   : 4;
 
 // kMany: windows may have more than one token.
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany>
@@ -202,12 +203,30 @@ class BlockStep {
     }
   }
 
+  // Windows of several tokens replay more: two passes share what they need of a row.
   template <class G, class S>
   __device__ void replay(WarpStream& stream) const {
-    const RowReplay<kFamily, Act, Checkpoint, Read, kState> replay(p_, launch_, b_, shared_);
-    for_passes<G>(
-        stream, [](int) {},
-        [&](int head, int at, const uint4* words) { replay.template run<S>(words, head, at); });
+    constexpr int kPasses = kMany ? 2 : 1, kStep = G::kPasses > kPasses ? G::kPasses : kPasses;
+    const RowReplay<kFamily, Act, Checkpoint, Read, kState, kPasses> replay(p_, launch_, b_,
+                                                                            shared_);
+    int head = launch_.passes.divide(begin_);
+#pragma unroll 1
+    for (int pass = begin_; pass < end_; ++head) {
+      const int stop = min(end_, (head + 1) * launch_.head_passes);
+#pragma unroll 1
+      for (; pass < stop; pass += kStep) {
+        uint4 words[kStep / G::kPasses][kGroupWords];
+#pragma unroll
+        for (int n = 0; n < kStep / G::kPasses; ++n)
+          if (n == 0 || pass + n * G::kPasses < stop) stream.template next<G>(words[n]);
+#pragma unroll
+        for (int u = 0; u < kStep; u += kPasses)
+          if (u == 0 || pass + u < stop)
+            replay.template run<S>(words[0] + u * G::kPassWords, head, (pass + u) * kPassRows,
+                                   min(kPasses, stop - pass - u));
+      }
+      pass = stop;
+    }
   }
 
   // What the products with a head's states are scaled by.
@@ -272,13 +291,12 @@ class BlockStep {
     for_passes<G>(
         stream, [](int) {},
         [&](int head, int at, const uint4* words) {
-#pragma unroll 1
-          for (int first = 0; first < b_.window; first += kTileVectors) {
-            TileSums sums;
-            multiply_rows<Source, kState>(words, shared_.parts(head, first, kStride),
-                                          b_.window - first, sums);
-            const int i = first + lane % 4;
-            if (i < b_.window) add_output(i, at + lane / 4, scale(head, i) * sums.get());
+          TileSums sums[kMaxWindow / kTileVectors];
+          multiply_rows<Source, kState>(words, shared_.parts(head, 0, kStride), b_.window, sums);
+#pragma unroll
+          for (int n = 0; n < kMaxWindow / kTileVectors; ++n) {
+            const int i = n * kTileVectors + lane % 4;
+            if (i < b_.window) add_output(i, at + lane / 4, scale(head, i) * sums[n].get());
           }
         });
   }
@@ -294,7 +312,7 @@ class BlockStep {
 };
 
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany>
-__global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, Read>))
+__global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, Read, kMany>))
     recurrent_step_kernel(const __grid_constant__ RecurrentStepParams p,
                           const __grid_constant__ StepLaunch launch) {
   using Step = BlockStep<kFamily, Act, Checkpoint, Read, kState, kMany>;

@@ -12,11 +12,15 @@ namespace replayssm::cuda {
 template <class S>
 using PartOf = std::conditional_t<std::is_same_v<S, Bf16> || std::is_same_v<S, float>, Bf16, Fp16>;
 
-// x becomes what is left of it.
-template <class Part, int kCount>
-__device__ inline void subtract_part(float (&x)[kCount]) {
-#pragma unroll
-  for (int e = 0; e < kCount; ++e) x[e] -= to_float(from_float<Part>(x[e]));
+// The next part of two numbers, packed; they become what is left.
+template <class Part>
+__device__ inline uint32_t take_part(float* x) {
+  const uint32_t part = narrow<Part>(x);
+  float y[2];
+  widen<Part>(part, y);
+  x[0] -= y[0];
+  x[1] -= y[1];
+  return part;
 }
 
 // The parts of a vector that meets states of S, in shared memory: [kParts, kState], in the order in
@@ -55,10 +59,8 @@ struct Parts {
     const int at = offset(element);
     float pair[2] = {x, y};
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      *reinterpret_cast<uint32_t*>(base + part * kPartBytes + at) = narrow<Part>(pair);
-      subtract_part<Part>(pair);
-    }
+    for (int part = 0; part < kParts; ++part)
+      *reinterpret_cast<uint32_t*>(base + part * kPartBytes + at) = take_part<Part>(pair);
   }
 };
 
