@@ -1,0 +1,16 @@
+// Speculative decoding by snapshots on CUDA devices (contract: SnapshotStepParams in
+// replayssm/ops.h, with device pointers). Everything is decided from device data: a captured call
+// stays valid for all windows of at most max_window tokens.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "replayssm/ops.h"
+
+namespace replayssm::cuda {
+
+// Rounds 16-bit snapshots to nearest even. Fastest for state_dim of 64, 128 and 256 in rows that
+// start at multiples of 16 bytes.
+void snapshot_step(const SnapshotStepParams& params, cudaStream_t stream);
+
+}  // namespace replayssm::cuda
