@@ -9,11 +9,17 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The next kernel of the stream may start as soon as it finds room; this one reads nothing before
-// all kernels before it are done.
-__device__ inline void wait_for_predecessor() {
+// The next kernel of the stream may start as soon as it finds room.
+__device__ inline void release_successor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Returns when all kernels before are done. What a kernel reads earlier must not be written by
+// kernels that it may overlap: those since the last begin or commit, which do not overlap anything.
+__device__ inline void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -150,7 +150,8 @@ class ConvColumn {
     for (int e = 0; e < kVec; ++e) {
       float sum = bias_[e];
 #pragma unroll
-      for (int j = 0; j < kTaps; ++j) sum = fmaf(weight_[j][e], in[j][e], sum);
+      for (int j = 0; j < kTaps; ++j)
+        if (j >= launch_.missing) sum = fmaf(weight_[j][e], in[j][e], sum);
       y[e] = silu(sum);
     }
     store_run<T, kVec>(y_ + i * p_.channels, y);
@@ -186,6 +187,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     causal_conv_kernel(const __grid_constant__ ConvParams p,
                        const __grid_constant__ ConvLaunch launch) {
   const int channel = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kVec;
+  release_successor();
   if (channel >= p.channels) return wait_for_predecessor();
   ConvColumn<T, X, kVec, kTaps, kBatch> column(p, launch, channel);
   wait_for_predecessor();

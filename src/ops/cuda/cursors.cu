@@ -3,7 +3,7 @@
 #include "ops/cuda/cursors.h"
 
 #include "ops/check_params.h"
-#include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/check_cuda.h"
 #include "replay/cursor.h"
 
 namespace replayssm::cuda {
@@ -15,19 +15,21 @@ constexpr int kThreads = 128;
 template <class Fn>
 __global__ void __launch_bounds__(kThreads)
     cursors_kernel(SequenceBatch batch, Cursor* cursors, Fn fn) {
-  wait_for_predecessor();
   const int64_t s = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (s < batch.sequences && batch.slot[s] >= 0) fn(cursors[batch.slot[s]], s);
+  __threadfence();  // the next kernel may read them as soon as this block is gone
 }
 
+// Overlaps nothing: what runs before it is done, and what comes behind may rely on that.
 template <class Fn>
 void for_cursors(const char* what, const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream,
                  Fn fn) {
   if (batch.sequences == 0) return;
   check_pointer("batch.slot", batch.slot, alignof(int32_t));
   check_pointer("cursors", cursors, alignof(Cursor));
-  const dim3 grid(static_cast<unsigned>((batch.sequences + kThreads - 1) / kThreads));
-  launch_dependent(what, cursors_kernel<Fn>, grid, kThreads, 0, stream, batch, cursors, fn);
+  const auto blocks = static_cast<unsigned>((batch.sequences + kThreads - 1) / kThreads);
+  cursors_kernel<<<blocks, kThreads, 0, stream>>>(batch, cursors, fn);
+  check_cuda(cudaGetLastError(), what);
 }
 
 void check_windows_pointer(const SequenceBatch& batch) {

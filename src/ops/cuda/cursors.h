@@ -1,5 +1,6 @@
 // The cursors of whole batches on a CUDA device (arithmetic: replay/cursor.h; the host's own:
-// replay/cursors.h). Slots of -1 are padding. cursors: [slots], changed in place.
+// replay/cursors.h). Slots of -1 are padding. cursors: [slots], changed in place. These calls
+// overlap no other kernel of their stream.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
-// Launches that may begin while the kernel before them in the stream still runs: such a kernel
-// calls wait_for_predecessor in every block before it reads what others write.
+// Launches that may begin while the kernel before them in the stream still runs: every block of
+// such a kernel calls wait_for_predecessor before it reads what others write.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -29,6 +29,7 @@ __device__ inline Place place(int64_t tokens, int64_t heads) {
 
 __global__ void __launch_bounds__(kThreads)
     mamba2_gates_kernel(const __grid_constant__ Mamba2GateParams p) {
+  release_successor();
   const auto [token, head, active] = place(p.tokens, p.heads);
   const float bias = active ? __ldg(p.dt_bias + head) : 0.0f;
   const float a = active ? __ldg(p.a + head) : 0.0f;
@@ -45,6 +46,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     delta_gates_kernel(const __grid_constant__ DeltaGateParams p) {
+  release_successor();
   const auto [token, head, active] = place(p.tokens, p.heads);
   const bool decays = active && p.alpha != nullptr;
   const float bias = decays ? __ldg(p.dt_bias + head) : 0.0f;

@@ -35,6 +35,7 @@ __device__ inline float team_sum(float x, int team, float* shared) {
 template <int kVec, int kChunks>
 __global__ void __launch_bounds__(kMaxThreads)
     gated_rms_norm_kernel(const __grid_constant__ GatedNormParams p, int team) {
+  release_successor();
   __shared__ float shared[kMaxThreads / 32];
   const int member = static_cast<int>(threadIdx.x) & (team - 1);
   const int64_t teams = blockDim.x / team, group = blockIdx.x * teams + threadIdx.x / team;
@@ -87,7 +88,7 @@ template <int kVec, int kChunks>
 void launch_norm(const GatedNormParams& p, cudaStream_t stream) {
   const auto runs = static_cast<uint64_t>((p.group_dim + kVec - 1) / kVec);
   const int team = static_cast<int>(std::min<uint64_t>(std::bit_ceil(runs), kMaxThreads));
-  const int threads = std::max(team, kMinThreads);
+  const int threads = team > 32 ? team : kMinThreads;
   const int64_t teams = threads / team, blocks = (p.rows * p.groups + teams - 1) / teams;
   if (blocks > INT32_MAX) fail("rows: expected fewer, got ", p.rows, " of ", p.groups, " groups");
   launch_dependent("gated_rms_norm", gated_rms_norm_kernel<kVec, kChunks>,

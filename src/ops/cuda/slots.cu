@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(kThreads)
     move_words<W>(source ? row_of(share.array, from, 0) : nullptr, row_of(share.array, to, 0),
                   share);
   });
+  __threadfence();  // the next kernel may read it as soon as this block is gone
 }
 
 // Sources lie behind their targets, so that a few rows may be read before the first is written.
@@ -146,6 +147,7 @@ __device__ inline void move_path(const Share& share, const int32_t* path, int ac
 __global__ void __launch_bounds__(kThreads)
     compact_kernel(const __grid_constant__ Pieces pieces, SequenceBatch batch, const int32_t* path,
                    const int32_t* accepted) {
+  release_successor();
   wait_for_predecessor();
   const int64_t slot = batch.slot[blockIdx.y];
   if (slot < 0) return;

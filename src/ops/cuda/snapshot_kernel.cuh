@@ -353,6 +353,7 @@ __global__ void __launch_bounds__(32 * kSnapshotWarps, kState <= 128 ? 5 : 4)
     snapshot_step_kernel(const __grid_constant__ SnapshotStepParams p,
                          const __grid_constant__ SnapshotLaunch launch) {
   extern __shared__ __align__(16) float snapshot_shared[];
+  release_successor();
   wait_for_predecessor();
   SnapshotRows<kFamily, State, kState, kWhole>(p, launch, snapshot_shared).run();
 }

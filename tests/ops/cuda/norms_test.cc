@@ -94,7 +94,8 @@ constexpr DType kSingle = DType::kFloat32, kBf = DType::kBFloat16, kHalf = DType
 TEST(CudaNorms, EverySizeMatchesTheDefinition) {
   REQUIRE_DEVICE();
   for (const auto& c : kCases)
-    for (const int64_t dim : {1, 7, 8, 64, 80, 96, 128, 192, 256, 1024, 1027, 8192})
+    for (const int64_t dim :
+         {1, 7, 8, 33, 50, 64, 80, 96, 128, 192, 256, 300, 512, 1024, 1027, 8192})
       check(c, {kSingle, kSingle, kSingle}, dim, 5, dim % 2 ? 3 : 8);
 }
 
@@ -113,7 +114,7 @@ TEST(CudaNorms, EveryTypeMatchesTheDefinition) {
 // A group's bits depend on nothing but the group.
 TEST(CudaNorms, RowsOfABatchGiveTheirBitsAlone) {
   REQUIRE_DEVICE();
-  for (const int64_t dim : {16, 128, 1000, 4096}) {
+  for (const int64_t dim : {16, 128, 300, 512, 1000, 4096}) {
     const int64_t rows = 37;
     const Rows x(rows, dim, dim, kBf, 1, 1), gate(rows, dim, dim, kBf, 2, 1);
     const DeviceArray<float> weight(random_values(dim, 3));
