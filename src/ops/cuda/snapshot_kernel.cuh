@@ -59,43 +59,73 @@ class SnapshotRows {
     head_ = launch_.slices.divide(blockIdx.x);
     block_row_ =
         (static_cast<int>(blockIdx.x) - head_ * int(launch_.slices.divisor)) * layout_.rows;
-    const int slot = p_.batch.slot[sequence];
+    const int slot = p_.batch.slot[sequence], source = p_.source[sequence];
     token_ = p_.batch.query_start[sequence];
     const int window = p_.batch.query_start[sequence + 1] - token_;
-    if (slot < 0) return clear(window);
-    if (window <= 0) return;
-    const int64_t state =
-        static_cast<int64_t>(launch_.heads) * launch_.head_dim * launch_.state_dim;
-    const int64_t first_row = static_cast<int64_t>(head_) * launch_.head_dim + block_row_;
+    const bool works = slot >= 0 && window > 0;
+    const int64_t state = int64_t{launch_.heads} * launch_.head_dim * launch_.state_dim;
+    const int64_t first_row = int64_t{head_} * launch_.head_dim + block_row_;
     State* to = static_cast<State*>(p_.snapshots) + slot * p_.batch.ring.max_window * state +
                 first_row * launch_.state_dim;
-    const int source = p_.source[sequence];
-    load(source >= 0 ? to + source * state
-                     : static_cast<const State*>(p_.state.checkpoint) + slot * state +
-                           first_row * launch_.state_dim);
-    for (int first = 0; first < window; first += layout_.chunk) {
-      const int count = min(layout_.chunk, window - first);
-      if (first > 0) __syncthreads();
-      stage(first, count);
-      __syncthreads();
+    const State* from = source >= 0 ? to + source * state
+                                    : static_cast<const State*>(p_.state.checkpoint) +
+                                          slot * state + first_row * launch_.state_dim;
+    if (kWhole && works) fetch(from);
+    wait_for_predecessor();
+    if (slot < 0) clear(window);
+    if (!works) return;
+    const bool at_once = window <= layout_.chunk;
+    for (pass_ = 0; pass_ < layout_.passes; ++pass_) {
+      for (int first = 0; first < window; first += layout_.chunk) {
+        const int count = min(layout_.chunk, window - first);
+        if (pass_ == 0 || !at_once) {
+          if (pass_ > 0 || first > 0) __syncthreads();
+          stage(first, count);
+          __syncthreads();
+        }
+        if (first == 0) load(from);
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        update(i);
-        output(first + i, i);
-        store(to + (first + i) * state);
+        for (int i = 0; i < count; ++i) {
+          update(i);
+          output(first + i, i);
+          store(to + (first + i) * state);
+        }
       }
     }
   }
 
  private:
-  // Row r of this lane, within the block; whether the head has it.
-  __device__ int row(int r) const { return warp_ * kWarpRows + r * kGroups + group_; }
+  // Row r of this lane in the current pass, within the block; whether the head has it.
+  __device__ int row(int r) const {
+    return (pass_ * int(blockDim.x / 32) + warp_) * kWarpRows + r * kGroups + group_;
+  }
   __device__ bool has(int r) const { return block_row_ + row(r) < launch_.head_dim; }
 
+  // This lane's words of row r of the current pass, in shared memory.
+  __device__ uint4* words(int r) const {
+    return reinterpret_cast<uint4*>(shared_) + (pass_ * kLaneRows + r) * Map::kChunks * blockDim.x +
+           threadIdx.x;
+  }
+  // Starts copying the rows of all passes. Each lane copies what it will use itself.
+  __device__ void fetch(const State* from) {
+    for (pass_ = 0; pass_ < layout_.passes; ++pass_)
+#pragma unroll
+      for (int r = 0; r < kLaneRows; ++r) {
+        if (!has(r)) continue;
+        const State* line = from + int64_t{row(r)} * kState;
+#pragma unroll
+        for (int c = 0; c < Map::kChunks; ++c)
+          copy_async_16(words(r) + c * blockDim.x, line + Map::element(c, lane_));
+      }
+    copy_async_commit();
+  }
+
+  // The rows of the current pass.
   __device__ void load(const State* from) {
+    if constexpr (kWhole) copy_async_wait_but<0>();
 #pragma unroll
     for (int r = 0; r < kLaneRows; ++r) {
-      const State* line = from + static_cast<int64_t>(row(r)) * launch_.state_dim;
+      const State* line = from + int64_t{row(r)} * launch_.state_dim;
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) s_[r][e] = 0;
       if (!has(r)) continue;
@@ -106,10 +136,10 @@ class SnapshotRows {
         if constexpr (kWhole) {
           constexpr int kWords = Map::kElems * int(sizeof(State)) / 4;
           static_assert(kWords == 4);
-          const uint4 words = __ldcs(reinterpret_cast<const uint4*>(line + column));
+          const uint4 word = words(r)[c * blockDim.x];
 #pragma unroll
           for (int i = 0; i < kWords; ++i)
-            widen<State>(reinterpret_cast<const uint32_t*>(&words)[i], s + i * 4 / sizeof(State));
+            widen<State>(reinterpret_cast<const uint32_t*>(&word)[i], s + i * 4 / sizeof(State));
         } else {
 #pragma unroll
           for (int e = 0; e < Map::kElems; ++e)
@@ -123,7 +153,7 @@ class SnapshotRows {
 #pragma unroll
     for (int r = 0; r < kLaneRows; ++r) {
       if (!has(r)) continue;
-      State* line = to + static_cast<int64_t>(row(r)) * launch_.state_dim;
+      State* line = to + int64_t{row(r)} * launch_.state_dim;
 #pragma unroll
       for (int c = 0; c < Map::kChunks; ++c) {
         const int column = Map::element(c, lane_);
@@ -239,6 +269,8 @@ class SnapshotRows {
       const int i = min(base + group_, count - 1);
       const int64_t token = token_ + first + i, column = int64_t{key_head} * launch_.state_dim;
       const int64_t k = token * p_.k_stride + column, q = token * p_.q_stride + column;
+      const int64_t at = token * launch_.heads + head_;
+      const float strength = p_.b[at], log_decay = kChannels ? 0.0f : p_.g[at];
       float factor = 1, scale = 1;
       if constexpr (is_delta(kFamily)) {
         factor = inverse_norm(p_.k, k);
@@ -248,10 +280,9 @@ class SnapshotRows {
       copy_key(p_.k, k, 1, shared_ + layout_.keys + i * layout_.width);
       copy_key(p_.q, q, scale, shared_ + layout_.queries + i * layout_.width);
       if (lane_ != 0) continue;
-      const int64_t at = token * launch_.heads + head_;
       float* scalars = shared_ + layout_.scalars + 4 * i;
-      scalars[0] = is_delta(kFamily) ? __fmul_rn(p_.b[at], factor) : p_.b[at];
-      if constexpr (!kChannels) scalars[1] = expf(p_.g[at]);
+      scalars[0] = is_delta(kFamily) ? __fmul_rn(strength, factor) : strength;
+      if constexpr (!kChannels) scalars[1] = expf(log_decay);
       scalars[2] = factor;
     }
   }
@@ -293,8 +324,9 @@ class SnapshotRows {
   }
 
   __device__ void stage_values(int first, int count) const {
+    // The last threads have no key to stage.
 #pragma unroll 1
-    for (int n = threadIdx.x; n < count * layout_.rows; n += blockDim.x) {
+    for (int n = blockDim.x - 1 - threadIdx.x; n < count * layout_.rows; n += blockDim.x) {
       const int i = n / layout_.rows, r = n - i * layout_.rows;
       const int64_t token = token_ + first + i;
       const int64_t column = int64_t{head_} * launch_.head_dim + block_row_ + r;
@@ -344,7 +376,7 @@ class SnapshotRows {
   const SnapshotLayout& layout_;
   float* const shared_;
   const int lane_, group_, warp_;
-  int head_ = 0, block_row_ = 0, token_ = 0;
+  int head_ = 0, block_row_ = 0, token_ = 0, pass_ = 0;
   float s_[kLaneRows][kPerLane];
 };
 
@@ -354,7 +386,6 @@ __global__ void __launch_bounds__(32 * kSnapshotWarps, kState <= 128 ? 5 : 4)
                          const __grid_constant__ SnapshotLaunch launch) {
   extern __shared__ __align__(16) float snapshot_shared[];
   release_successor();
-  wait_for_predecessor();
   SnapshotRows<kFamily, State, kState, kWhole>(p, launch, snapshot_shared).run();
 }
 
@@ -363,18 +394,29 @@ void launch_snapshot_instance(const SnapshotStepParams& p, cudaStream_t stream) 
   using Rows = SnapshotRows<kFamily, State, kState, kWhole>;
   int warps = kSnapshotWarps;
   while (warps > 1 && p.shape.head_dim % (warps * Rows::kWarpRows) != 0) warps /= 2;
-  const int rows = warps * Rows::kWarpRows;
+  // Two passes have more of the state on its way, one gives more blocks.
+  const int64_t pass_rows = warps * Rows::kWarpRows;
+  const int64_t all_rows = p.batch.sequences * p.shape.heads * p.shape.head_dim;
+  const bool two = kWhole && p.shape.head_dim % (2 * pass_rows) == 0 &&
+                   all_rows / (2 * pass_rows) >= 8 * multiprocessors("snapshot_step");
+  const int rows = static_cast<int>(pass_rows) * (two ? 2 : 1);
   const int64_t slices = (p.shape.head_dim + rows - 1) / rows;
+  const int words = kWhole ? rows * kState * int(sizeof(State)) / int(sizeof(float)) : 0;
   SnapshotLaunch launch;
-  launch.layout = snapshot_layout(Rows::kChannels, kState, rows, p.batch.ring.max_window);
+  launch.layout = snapshot_layout(Rows::kChannels, kState, rows, words, p.batch.ring.max_window);
+  launch.layout.passes = two ? 2 : 1;
   launch.heads = static_cast<int>(p.shape.heads);
   launch.head_dim = static_cast<int>(p.shape.head_dim);
   launch.state_dim = static_cast<int>(p.shape.state_dim);
   launch.query_scale = 1.0f / std::sqrt(static_cast<float>(p.shape.state_dim));
   launch.group = FastDivide(static_cast<uint32_t>(p.shape.heads / p.shape.key_heads));
   launch.slices = FastDivide(static_cast<uint32_t>(slices));
+  const auto kernel = snapshot_step_kernel<kFamily, State, kState, kWhole>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
+             "snapshot_step");
   launch_dependent(
-      "snapshot_step", snapshot_step_kernel<kFamily, State, kState, kWhole>,
+      "snapshot_step", kernel,
       dim3(static_cast<unsigned>(p.shape.heads * slices), static_cast<unsigned>(p.batch.sequences)),
       32 * warps, launch.layout.total * int(sizeof(float)), stream, p, launch);
 }

@@ -12,8 +12,9 @@ namespace replayssm::cuda {
 
 // Floats in a block's shared memory, for `chunk` tokens at once.
 struct SnapshotLayout {
-  int width = 0;  // of a padded row of keys
-  int rows = 0;   // of the state that a block owns
+  int width = 0;   // of a padded row of keys
+  int passes = 1;  // that a warp makes over rows of its own
+  int rows = 0;    // of the state that a block owns
   int chunk = 0;
   int keys = 0, queries = 0;  // [chunk, width]
   int decays = 0;             // Kimi Delta: [chunk, width]
@@ -24,16 +25,18 @@ struct SnapshotLayout {
 
 inline constexpr int kSnapshotSharedBytes = 48 * 1024;  // what a block has without asking
 
-// `width`: of a row in registers.
-constexpr SnapshotLayout snapshot_layout(bool channels, int width, int rows, int most_tokens) {
+// `width`: of a row in registers; `state`: floats for the words of the block's rows.
+constexpr SnapshotLayout snapshot_layout(bool channels, int width, int rows, int state,
+                                         int most_tokens) {
   SnapshotLayout s;
   s.width = padded_width(width);
   s.rows = rows;
   const int token = (channels ? 3 : 2) * s.width + 2 * rows + 4;
-  const int fits = kSnapshotSharedBytes / int(sizeof(float)) / token;
+  const int fits = (kSnapshotSharedBytes / int(sizeof(float)) - state) / token;
   s.chunk = std::clamp(most_tokens, 1, std::min(fits, 16));
-  s.queries = s.chunk * s.width;
-  s.decays = 2 * s.queries;
+  s.keys = state;
+  s.queries = s.keys + s.chunk * s.width;
+  s.decays = s.queries + s.chunk * s.width;
   s.values = s.decays + (channels ? s.chunk * s.width : 0);
   s.gates = s.values + s.chunk * rows;
   s.scalars = s.gates + s.chunk * rows;

@@ -1,6 +1,9 @@
 // Speculative decoding by snapshots on CUDA devices (contract: SnapshotStepParams in
 // replayssm/ops.h, with device pointers). Everything is decided from device data: a captured call
 // stays valid for all windows of at most max_window tokens.
+//
+// A call overlaps the kernel before it in the stream: kernels since the last begin or commit must
+// not write slots, query starts, sources or states that it reads.
 #pragma once
 
 #include <cuda_runtime_api.h>
