@@ -12,8 +12,8 @@ namespace replayssm::cuda {
 // by side; 0: max_window. Longer ones are served too, one piece behind another, so that a captured
 // call stays valid whatever the windows become. Windows of trees have at most max_window tokens.
 //
-// weight and bias are read before the kernel enqueued just before has ended: it must not write
-// them.
+// A call overlaps the kernel before it in the stream: kernels since the last begin or commit must
+// not write slots, query starts, cursors, kept inputs, weight or bias.
 void causal_conv(const ConvParams& params, int64_t longest_window, cudaStream_t stream);
 
 }  // namespace replayssm::cuda
