@@ -95,6 +95,7 @@ REPLAYSSM_SAME_FIELD(replayssm_slots, SlotClearParams, channels);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, batch);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, channels);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, activation_dtype);
+REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, x_dtype);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, x);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, x_stride);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, weight);

@@ -179,6 +179,34 @@ TEST_P(Conv, WindowsAreTheirTokensBitForBit) {
   EXPECT_EQ(single, whole);
 }
 
+// Inputs that come in the activation type are those that fp32 ones are rounded to.
+TEST_P(Conv, InputsOfTheActivationTypeGiveTheSameBits) {
+  const auto c = GetParam();
+  dispatch_float(c.dtype, [&]<class T>() {
+    std::vector<T> x;
+    for (const float value : x_) x.push_back(from_float<T>(value));
+    const int32_t query_start[] = {0, kTokens}, slot = 1;
+    std::vector<uint8_t> y[2], inputs[2];
+    for (int i = 0; i < 2; ++i) {
+      reset(3);
+      y[i].resize(kTokens * c.channels * sizeof(T));
+      ConvParams p;
+      p.batch = {1, query_start, &slot, cursors_.data(), ring_};
+      p.channels = p.x_stride = c.channels;
+      p.activation_dtype = c.dtype;
+      p.x_dtype = i == 0 ? DType::kFloat32 : c.dtype;
+      p.x = i == 0 ? static_cast<const void*>(x_.data()) : x.data();
+      p.weight = weight_.data();
+      p.inputs = inputs_.data();
+      p.y = y[i].data();
+      cpu::causal_conv(p, pool_);
+      inputs[i] = inputs_;
+    }
+    EXPECT_EQ(y[0], y[1]);
+    EXPECT_EQ(inputs[0], inputs[1]);
+  });
+}
+
 TEST_P(Conv, OtherSlotsStayUntouched) {
   run(0, 20, x_);
   const size_t bytes = inputs_.size() / 3;

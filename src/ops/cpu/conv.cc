@@ -20,8 +20,8 @@ namespace replayssm {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Four taps (every published model) keep their inputs in registers.
-template <class T, int64_t kTaps>
+// Four taps (every published model) keep their inputs in registers. X: the type of x.
+template <class T, class X, int64_t kTaps>
 class ConvColumn {
  public:
   ConvColumn(const ConvParams& params, int64_t sequence, int64_t channel)
@@ -55,8 +55,7 @@ class ConvColumn {
     // A decode window may be rolled back, so all of it is kept beside what preceded it.
     const int64_t keep =
         window_ <= p_.batch.ring.max_window ? window_ : std::min(window_, taps_ - 1);
-    for (int64_t i = window_ - keep; i < window_; ++i)
-      store(load(p_.x + (first_ + i) * p_.x_stride + channel_), kept(i));
+    for (int64_t i = window_ - keep; i < window_; ++i) store(load(input(i)), kept(i));
   }
 
  private:
@@ -90,8 +89,9 @@ class ConvColumn {
   }
 
   // The window's input i.
-  HWY_INLINE hn::Vec<D> fresh(int64_t i) const {
-    return RoundF32(D(), load(p_.x + (first_ + i) * p_.x_stride + channel_), T());
+  HWY_INLINE hn::Vec<D> fresh(int64_t i) const { return RoundF32(D(), load(input(i)), T()); }
+  const X* input(int64_t i) const {
+    return static_cast<const X*>(p_.x) + (first_ + i) * p_.x_stride + channel_;
   }
 
   T* kept(int64_t i) const {
@@ -113,15 +113,24 @@ class ConvColumn {
   int64_t slot_ = -1, first_ = 0, window_ = 0, counter_ = 0;
 };
 
+template <class T, class X>
+void conv_column(const ConvParams& params, int64_t sequence, int64_t channel) {
+  if (params.batch.ring.conv_kernel == 4) {
+    ConvColumn<T, X, 4>(params, sequence, channel).run();
+  } else {
+    ConvColumn<T, X, 0>(params, sequence, channel).run();
+  }
+}
+
 // Channels [begin, end) of one sequence.
 void conv_channels(const ConvParams& params, int64_t sequence, int64_t begin, int64_t end) {
   const int64_t lanes = hn::MaxLanes(hn::ScalableTag<float>());
   dispatch_float(params.activation_dtype, [&]<class T>() {
     for (int64_t channel = begin; channel < end; channel += lanes) {
-      if (params.batch.ring.conv_kernel == 4) {
-        ConvColumn<T, 4>(params, sequence, channel).run();
+      if (params.x_dtype == DType::kFloat32) {
+        conv_column<T, float>(params, sequence, channel);
       } else {
-        ConvColumn<T, 0>(params, sequence, channel).run();
+        conv_column<T, T>(params, sequence, channel);
       }
     }
   });

@@ -41,15 +41,6 @@ void check_step(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(p.rounding.seed == nullptr, "stochastic rounding is not computed here");
 }
 
-// Whether kernels of the current device can wait for their predecessors themselves.
-bool has_dependent_launch() {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "recurrent_step");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "recurrent_step");
-  return major >= 9;
-}
-
 // Calls fn<T>() with a type as a constant.
 template <class Fn>
 void dispatch_float(DType dtype, const char* what, Fn&& fn) {
@@ -96,7 +87,6 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   launch.passes = FastDivide(launch.head_passes);
   launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
   launch.ring_rows = FastDivide(launch.layout.rows);
-  launch.overlaps = has_dependent_launch();
   launch.fold_all = fold_all;
   launch.target_slot = target_slot;
   const dim3 grid(static_cast<unsigned>(s.heads / config.heads),

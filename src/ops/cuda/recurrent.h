@@ -11,20 +11,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ops/cuda/cursors.h"
 #include "ops/cuda/launch.h"
 #include "replayssm/ops.h"
 
 namespace replayssm::cuda {
-
-// Before the layers of a step: begin_step of every sequence's cursor. cursors: [slots].
-void begin_steps(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
-
-// After the layers: commit_step with accepted[s] tokens. accepted: [sequences].
-void commit_steps(const SequenceBatch& batch, const int32_t* accepted, Route route, Cursor* cursors,
-                  cudaStream_t stream);
-
-// After recurrent_fold of every layer, in place.
-void commit_folds(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
 
 void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream);
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream);

@@ -1,7 +1,8 @@
 // Picks an instantiation of the step kernel and launches it.
 #pragma once
 
-#include "ops/cuda/check_cuda.h"
+#include "core/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/step_instances.h"
 #include "ops/cuda/step_kernel.cuh"
 
@@ -16,18 +17,8 @@ void launch_kernel(Kernel kernel, const RecurrentStepParams& params, const StepL
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared),
              "recurrent_step: shared memory");
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(32 * launch.config.warps);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  // The kernel itself waits for what runs before it in the stream.
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = launch.overlaps ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, params, launch), "recurrent_step");
+  launch_dependent("recurrent_step", kernel, grid, 32 * launch.config.warps, bytes, stream, params,
+                   launch);
 }
 
 // Calls fn<T>() with the element type of a read copy, void for none. Copies of 8 bits are read on

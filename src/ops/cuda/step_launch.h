@@ -13,7 +13,6 @@ struct StepLaunch {
   int head_passes = 0;                   // that those are
   FastDivide group, ring_rows;           // by heads of a key head, ring rows
   FastDivide passes;                     // by head_passes
-  bool overlaps = false;                 // may be launched while its predecessor still runs
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 };
