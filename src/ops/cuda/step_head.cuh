@@ -186,7 +186,10 @@ class BlockHeads {
       const int n = min(first + group_, count - 1);
       const bool is_query = n >= b_.rows;
       float k[kPerLane];
-      load(is_query ? shared_.query(n - b_.rows) : shared_.key(n), k);
+      // As fp32 rows lie in lanes, whatever the activations: the bits of a length are the same
+      // everywhere.
+      Shared::template load_key<float>(is_query ? shared_.query(n - b_.rows) : shared_.key(n),
+                                       row_lane_, k);
       const float factor = 1.0f / sqrtf(row_sum(dot<4>(k, k)) + kL2NormEps);
       if (row_lane_ != 0 || first + group_ >= count) continue;
       if (is_query) {

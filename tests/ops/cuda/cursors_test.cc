@@ -31,7 +31,7 @@ struct Batch {
     }
     for (int64_t i = 0; i < kSlots; ++i) {
       const auto count = static_cast<int32_t>(random() % 17);
-      cursors.push_back({.ring_start = 3 + (int64_t{random()} << 10),
+      cursors.push_back({.ring_start = 3 + (static_cast<int64_t>(random()) << 10),
                          .ring_count = count,
                          .ring_limit = count + static_cast<int32_t>(random() % (17 - count)),
                          .fold_count = static_cast<int32_t>(random() % 17)});
@@ -118,11 +118,14 @@ TEST(CudaCursors, MissingArgumentsAreNamed) {
     }
     return std::string();
   };
-  EXPECT_EQ(message([&] { cuda::begin_steps({1, nullptr, &slot}, &cursor, nullptr); }),
+  EXPECT_EQ(message([&] { cuda::begin_steps({1, nullptr, &slot, nullptr, {}}, &cursor, nullptr); }),
             "batch.query_start: expected memory, got a null pointer");
-  EXPECT_EQ(message([&] { cuda::reset_slots({1, nullptr, nullptr}, &cursor, nullptr); }),
-            "batch.slot: expected memory, got a null pointer");
-  EXPECT_EQ(message([&] { cuda::copy_cursors({1, nullptr, &slot}, nullptr, &cursor, nullptr); }),
+  EXPECT_EQ(
+      message([&] { cuda::reset_slots({1, nullptr, nullptr, nullptr, {}}, &cursor, nullptr); }),
+      "batch.slot: expected memory, got a null pointer");
+  EXPECT_EQ(message([&] {
+              cuda::copy_cursors({1, nullptr, &slot, nullptr, {}}, nullptr, &cursor, nullptr);
+            }),
             "target_slot: expected memory, got a null pointer");
   EXPECT_EQ(message([&] { cuda::reset_slots({}, nullptr, nullptr); }), "");
 }
