@@ -32,7 +32,7 @@ class BlockStep {
   static constexpr bool kHasCopy = !std::is_void_v<Read>;
   // What steps that do not fold read, and how.
   using Source = std::conditional_t<kHasCopy, Read, Checkpoint>;
-  static constexpr bool kTiles = kMany || !std::is_same_v<Source, float>;
+  static constexpr bool kTiles = !std::is_same_v<Source, float>;
   using Shared = BlockShared<kFamily, Act, kState>;
   using Fetch = RowFetch<kFamily, Act, kState>;
   using Heads = BlockHeads<kFamily, Act, std::conditional_t<kTiles, Source, void>, kState, kMany>;
@@ -105,7 +105,9 @@ class BlockStep {
   // Calls fn<Group, kReplay>() for what this step streams.
   template <class Fn>
   __device__ void with_group(Fn&& fn) const {
-    if (b_.replayed == 0) return fn.template operator()<ReadGroup, false, Source>();
+    // fp32 states meet the vectors of several tokens as rows that have been replayed do.
+    constexpr bool kReads = kTiles || !kMany;
+    if (kReads && b_.replayed == 0) return fn.template operator()<ReadGroup, false, Source>();
     if constexpr (kHasCopy) {
       if (uses_copy()) return fn.template operator()<ReplayGroup<Source>, true, Source>();
     }

@@ -129,7 +129,7 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   if (mamba) s.products = take(4 * s.rows * s.per_row);
   s.coefficients = take(gates * s.per_row);
   s.targets = take(4 * targets * padded);
-  if (read != DType::kFloat32 || s.window > 1) s.parts = take(targets * parts_stride(state));
+  if (read != DType::kFloat32) s.parts = take(targets * parts_stride(state));
   s.part_scales = take(4 * targets);
   if (mamba) s.output_scales = take(4 * config.heads * s.window);
   if (dtype_bytes(read) == 1) s.row_scales = take(4 * s.columns);

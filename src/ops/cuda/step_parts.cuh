@@ -1,6 +1,5 @@
 // The operands of the tensor cores. A state's 16-bit and 8-bit elements are exact as 16-bit
-// operands; a vector that meets them, and an fp32 state, is the sum of three 16-bit parts that keep
-// its 24 bits.
+// operands; a vector that meets them is the sum of three 16-bit parts that keep its 24 bits.
 #pragma once
 
 #include "ops/cuda/elements.cuh"
@@ -36,8 +35,7 @@ struct Parts {
   __device__ static int offset(int element) {
     constexpr int kElems = 16 / sizeof(S);  // of a word of 16 bytes
     const int word = element / (4 * kElems), lane = element / kElems % 4, rest = element % kElems;
-    const int unit = sizeof(S) == 4 ? word / 2 : sizeof(S) == 2 ? word : 2 * word + rest / 8;
-    const int pair = (sizeof(S) == 4 ? word % 2 * 4 + rest : rest % 8) / 2;
+    const int unit = sizeof(S) == 2 ? word : 2 * word + rest / 8, pair = rest % 8 / 2;
     const int place = (pair & 1) * 2 + (pair >> 1);
     return ((unit * 4 + lane) * 4 + place) * 4;
   }

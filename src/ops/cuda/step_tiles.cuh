@@ -99,35 +99,18 @@ struct TileSums {
   __device__ float get() const { return (first[0] + first[3]) + (rest[0] + rest[3]); }
 };
 
-// The operands of eight elements: of fp32 three parts of them, the exact sum of which they are.
-template <class S>
-__device__ inline void operand_parts(const uint4* words, int u,
-                                     uint32_t (&a)[sizeof(S) == 4 ? kParts : 1][4]) {
-  if constexpr (sizeof(S) == 4) {
-    float x[8];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] = reinterpret_cast<const float*>(words + 2 * u)[e];
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[part][i] = take_part<Bf16>(x + 2 * i);
-  } else {
-    operands<S>(words, u, a[0]);
-  }
-}
-
 // words: those that this lane has of row lane / 4; parts: those of `count` vectors, kTileVectors in
-// each of the sums. Of the nine products of an fp32 element's parts six matter.
+// each of the sums.
 template <class S, int kState, int kSums>
 __device__ inline void multiply_rows(const uint4* words, const char* parts, int count,
                                      TileSums (&sums)[kSums]) {
-  constexpr int kStride = Parts<S, kState>::kStride, kOwn = sizeof(S) == 4 ? kParts : 1;
+  constexpr int kStride = Parts<S, kState>::kStride;
   const int vector = threadIdx.x % 32 / 8, which = threadIdx.x / 4 % 2, lane = threadIdx.x % 4;
   const char* const from = parts + vector * kStride + lane * 16 + which * 8;
 #pragma unroll
   for (int u = 0; u < kState / 32; ++u) {
-    uint32_t a[kOwn][4];
-    operand_parts<S>(words, u, a);
+    uint32_t a[4];
+    operands<S>(words, u, a);
 #pragma unroll
     for (int n = 0; n < kSums; ++n) {
       if (n * kTileVectors >= count) break;
@@ -138,10 +121,8 @@ __device__ inline void multiply_rows(const uint4* words, const char* parts, int 
           b[part] = *reinterpret_cast<const uint2*>(from + n * kTileVectors * kStride +
                                                     part * 2 * kState + u * 64);
 #pragma unroll
-      for (int own = 0; own < kOwn; ++own)
-#pragma unroll
-        for (int part = 0; part < kParts - own; ++part)
-          mma<PartOf<S>>(own + part == 0 ? sums[n].first : sums[n].rest, a[own], b[part]);
+      for (int part = 0; part < kParts; ++part)
+        mma<PartOf<S>>(part == 0 ? sums[n].first : sums[n].rest, a, b[part]);
     }
   }
 }
