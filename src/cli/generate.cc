@@ -90,6 +90,7 @@ EngineOptions engine_options(const GenerateOptions& options, const ModelConfig& 
   return {.route = options.route.route(),
           .ring = {.buffer_len = options.state.buffer_len},
           .state_dtype = state_dtype(options.state, config),
+          .read_dtype = options.state.read_dtype,
           .max_num_seqs = options.limits.max_num_seqs,
           .max_num_batched_tokens = options.limits.batched_tokens(),
           .max_model_len = options.limits.max_model_len};
