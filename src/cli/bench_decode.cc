@@ -153,6 +153,7 @@ Block RouteRun::run(int64_t steps) {
 RouteResult RouteRun::result(const StateTraffic& traffic) const {
   const auto median_of = [&](auto value) {
     std::vector<double> values;
+    values.reserve(blocks_.size());
     for (const Block& block : blocks_) values.push_back(value(block));
     return median(std::move(values));
   };

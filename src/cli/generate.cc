@@ -78,6 +78,7 @@ std::vector<std::vector<int32_t>> read_prompts(const GenerateOptions& options,
   std::vector<std::string> texts = options.prompts;
   if (texts.empty()) texts.push_back(read_text(options.prompt_file, "--prompt-file"));
   std::vector<std::vector<int32_t>> prompts;
+  prompts.reserve(texts.size());
   for (const std::string& text : texts) {
     prompts.push_back(options.chat
                           ? tokenizer.encode(chat_prompt(folder, options.system, text), false)
