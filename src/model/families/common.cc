@@ -259,6 +259,7 @@ std::vector<MlpWeights> read_experts(WeightReader& reader, const std::string& pr
   const MoeConfig& moe = config.moe;
   const int64_t width = moe.latent ? moe.latent : config.hidden_size;
   std::vector<MlpWeights> experts;
+  experts.reserve(static_cast<size_t>(moe.experts));
   for (int64_t i = 0; i < moe.experts; ++i) {
     experts.push_back(
         read_mlp(reader, concat(prefix, i, "."), width, moe.intermediate, config, names));
