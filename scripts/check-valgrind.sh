@@ -8,8 +8,8 @@ cd "$repository"
 (($# == 1)) || die "usage: check-valgrind.sh BUILD_FOLDER"
 folder=$1
 memcheck() {
-  valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \
-    --errors-for-leak-kinds=definite "$@"
+  valgrind --quiet --error-exitcode=9 --suppressions=scripts/lib/valgrind.supp \
+    --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite "$@"
 }
 
 # Two small cases each of Mamba-2, Gated Delta and Kimi Delta, whose rows no vector divides.
