@@ -83,7 +83,9 @@ TEST(Logits, AgreeOnEveryInstructionSet) {
   ASSERT_FALSE(targets.empty());
   for (const std::string& target : targets) {
     const std::vector<double> narrow = logits(target);
-    if (target != targets.front()) EXPECT_NE(narrow, widest) << target;
+    if (target != targets.front()) {
+      EXPECT_NE(narrow, widest) << target;
+    }
     for (size_t i = 0; i < narrow.size(); ++i)
       ASSERT_NEAR(narrow[i], widest[i], 2e-3 * std::abs(largest)) << target;
   }
