@@ -82,7 +82,7 @@ class Conv : public ::testing::TestWithParam<ConvCase> {
     p.bias = c.bias ? bias_.data() : nullptr;
     p.inputs = inputs_.data();
     p.y = y.data();
-    cpu::causal_conv(p, pool_);
+    op_(p, pool_);
     std::vector<float> out((end - begin + 1) * c.channels);
     dispatch_float(c.dtype, [&]<class T>() {
       for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(reinterpret_cast<T*>(y.data())[i]);
@@ -105,6 +105,7 @@ class Conv : public ::testing::TestWithParam<ConvCase> {
 
   static constexpr int64_t kTokens = 40;
   ThreadPool pool_{2};
+  void (*op_)(const ConvParams&, ThreadPool&) = cpu::causal_conv;
   RingConfig ring_;
   std::vector<float> weight_, bias_, x_;
   std::vector<uint8_t> inputs_;
@@ -205,6 +206,24 @@ TEST_P(Conv, InputsOfTheActivationTypeGiveTheSameBits) {
     EXPECT_EQ(y[0], y[1]);
     EXPECT_EQ(inputs[0], inputs[1]);
   });
+}
+
+// The baseline: [slots, kernel - 1, channels], shifted by every window and nothing else touched.
+TEST_P(Conv, AShiftingWindowMatchesTheDefinition) {
+  const auto c = GetParam();
+  const auto want = expected();
+  const size_t slot_bytes = (c.kernel - 1) * c.channels * dtype_bytes(c.dtype);
+  op_ = cpu::shifting_conv;
+  for (const int64_t piece : {1, 2, 7}) {
+    inputs_.assign(3 * slot_bytes, 0xff);
+    std::fill_n(inputs_.begin() + slot_bytes, slot_bytes, 0);
+    for (int64_t t = 0; t + piece <= kTokens; t += piece)
+      expect_close(run(t, t + piece, x_), want, t);
+    for (size_t i = 0; i < slot_bytes; ++i) {
+      ASSERT_EQ(inputs_[i], 0xff);
+      ASSERT_EQ(inputs_[2 * slot_bytes + i], 0xff);
+    }
+  }
 }
 
 TEST_P(Conv, OtherSlotsStayUntouched) {

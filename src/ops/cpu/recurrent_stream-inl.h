@@ -39,7 +39,7 @@ class Prefetcher {
     const auto at = reinterpret_cast<uintptr_t>(position);
     if (next_ - at > kRunAhead) next_ = at;
     const uintptr_t end = std::min(next_ + static_cast<uintptr_t>(bytes), at + most);
-    for (; next_ < end; next_ += kLine)
+    for (; next_ < end; next_ += kLine)  // NOLINTNEXTLINE(performance-no-int-to-ptr)
       __builtin_prefetch(reinterpret_cast<const void*>(next_), 0, 2);
   }
 
