@@ -1,4 +1,4 @@
-#include "ops/cuda/snapshot_kernel.cuh"
+#include "ops/cuda/snapshot_instances.cuh"
 
 namespace replayssm::cuda {
 
