@@ -1,0 +1,201 @@
+// What the paged decode kernels share: where a block and a lane stand, the gates of a head, sums
+// over lanes, elements of a type that is known only at run time.
+#pragma once
+
+#include "ops/cuda/async_copy.cuh"
+#include "ops/cuda/elements.cuh"
+#include "ops/cuda/paged_layout.h"
+#include "ops/cuda/reduce.cuh"
+
+namespace replayssm::cuda {
+
+__device__ inline float value_at(const PagedValues& x, int64_t at) {
+  if (x.dtype == REPLAYSSM_FLOAT32) return static_cast<const float*>(x.data)[at];
+  if (x.dtype == REPLAYSSM_BFLOAT16) return to_float(static_cast<const Bf16*>(x.data)[at]);
+  return to_float(static_cast<const Fp16*>(x.data)[at]);
+}
+__device__ inline void set_value(const PagedValues& x, int64_t at, float value) {
+  if (x.dtype == REPLAYSSM_FLOAT32) static_cast<float*>(x.data)[at] = value;
+  if (x.dtype == REPLAYSSM_BFLOAT16) static_cast<Bf16*>(x.data)[at] = from_float<Bf16>(value);
+  if (x.dtype == REPLAYSSM_FLOAT16) static_cast<Fp16*>(x.data)[at] = from_float<Fp16>(value);
+}
+// `value` as x stores it.
+__device__ inline float rounded_as(const PagedValues& x, float value) {
+  if (x.dtype == REPLAYSSM_BFLOAT16) return to_float(from_float<Bf16>(value));
+  if (x.dtype == REPLAYSSM_FLOAT16) return to_float(from_float<Fp16>(value));
+  return value;
+}
+
+template <class T>
+__device__ inline T* at(const PagedValues& x, int64_t i, int64_t j, int64_t k = 0) {
+  return static_cast<T*>(x.data) + i * x.stride[0] + j * x.stride[1] + k * x.stride[2];
+}
+__device__ inline int64_t index(const PagedValues& x, int64_t i, int64_t j, int64_t k = 0) {
+  return i * x.stride[0] + j * x.stride[1] + k * x.stride[2];
+}
+
+// kElems elements as they lie in memory.
+template <class T, int kElems>
+struct Raw {
+  using W = Word<kElems * sizeof(T)>;
+  W word{};
+  __device__ void load(const T* from) { word = *reinterpret_cast<const W*>(from); }
+  __device__ void read(float (&x)[kElems]) const {
+    constexpr int kPerRegister = 4 / sizeof(T), kRegisters = sizeof(W) / 4;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i)
+      widen<T>(reinterpret_cast<const uint32_t*>(&word)[i], x + i * kPerRegister);
+  }
+};
+
+// A lane's share of a row of T, in the places where Map's rows have theirs.
+template <class Map, class T, int kPerLane>
+__device__ inline void load_as(const T* row, int lane, float (&x)[kPerLane]) {
+  constexpr int kMost = 16 / sizeof(T), kRun = Map::kElems < kMost ? Map::kElems : kMost;
+#pragma unroll
+  for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+    for (int e = 0; e < Map::kElems; e += kRun)
+      load_elements<T, kRun>(row + Map::element(c, lane) + e, x + c * Map::kElems + e);
+}
+
+// Sums of kRows values over a row's eight lanes; lane l gets that of row owned_row<kRows>(l).
+template <int kRows>
+__device__ inline int owned_row(int lane) {
+  if constexpr (kRows == 8) return lane;
+  if constexpr (kRows == 4) return lane >> 1;
+  if constexpr (kRows == 2) return lane >> 2;
+  return 0;
+}
+template <int kRows>
+__device__ inline float sum_rows(const float (&x)[kRows], int lane) {
+  float part[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) part[r] = x[r];
+#pragma unroll
+  for (int bit = 4, count = kRows; bit > 0; bit /= 2) {
+    const bool upper = lane & bit;
+    if (count > 1) {
+      count /= 2;
+#pragma unroll
+      for (int r = 0; r < count; ++r) {
+        const float kept = upper ? part[r + count] : part[r];
+        const float sent = upper ? part[r] : part[r + count];
+        part[r] = kept + __shfl_xor_sync(kAllLanes, sent, bit);
+      }
+    } else {
+      part[0] += __shfl_xor_sync(kAllLanes, part[0], bit);
+    }
+  }
+  return part[0];
+}
+
+// Where a block stands.
+struct PagedBlock {
+  PagedRow row;
+  int sequence, head, first_row, key_head;
+  bool owns_gates, owns_keys;  // caches the window's gates, its keys
+};
+
+__device__ inline PagedBlock paged_block(const PagedStep& p, const PagedLaunch& launch) {
+  PagedBlock b;
+  b.sequence = blockIdx.y;
+  const int part = blockIdx.x / launch.slices, slice = blockIdx.x - part * launch.slices;
+  b.head = part * launch.heads;
+  b.first_row = slice * launch.rows;
+  b.key_head = b.head / launch.group;
+  b.owns_gates = slice == 0;
+  b.owns_keys = slice == 0 && b.head == b.key_head * launch.group;
+  b.row = paged_row(p, b.sequence);
+  b.row.window = min(b.row.window, launch.layout.window);
+  return b;
+}
+
+// A token's time step, or what stands for it, with its log decay and its weight in the state.
+struct PagedGate {
+  float cached, log_decay, weight;
+};
+
+struct PagedHeadGates {
+  float a, bias;
+  bool delta, softplus;
+
+  __device__ PagedHeadGates(const PagedStep& p, int head)
+      : a(value_at(p.a, head * p.a.stride[0])),
+        bias(p.dt_bias.data ? value_at(p.dt_bias, head * p.dt_bias.stride[0]) : 0.0f),
+        delta(p.family != REPLAYSSM_MAMBA2),
+        softplus(p.softplus || delta) {
+    if (delta) a = -expf(a);
+  }
+  __device__ float step(float raw) const {
+    const float x = raw + bias;
+    return softplus && x <= kSoftplusThreshold ? cuda::softplus(x) : x;
+  }
+  // Of a new token.
+  __device__ PagedGate fresh(float raw, bool keeps_raw) const {
+    const float dt = step(raw);
+    if (delta) return {a * dt, a * dt, 1.0f};
+    return {keeps_raw ? raw : dt, a * dt, dt};
+  }
+  // Of a cached one.
+  __device__ PagedGate cached(float value, bool is_raw) const {
+    if (delta) return {value, value, 1.0f};
+    const float dt = is_raw ? step(value) : value;
+    return {value, a * dt, dt};
+  }
+};
+
+// Weights of the cached rows as the state's latest row sees them, shifted by `shift`, and the decay
+// of the state itself. A warp's work; sums run from the newest row backwards, so that no exponent
+// is a difference of large numbers.
+__device__ inline void form_weights(const PagedStep& p, const PagedBlock& b,
+                                    const PagedHeadGates& gates, int head, float shift,
+                                    float* weights, float* decay) {
+  const int lane = threadIdx.x % 32;
+  const bool wraps = p.rule == REPLAYSSM_PAGED_WINDOW;
+  const float* cached = at<float>(p.cache_g, b.row.slot, head);
+  float newer = 0;
+#pragma unroll 1
+  for (int first = 0; first < b.row.history; first += 32) {
+    const int j = b.row.history - 1 - first - lane;
+    PagedGate gate{0, 0, 0};
+    if (j >= 0)
+      gate = gates.cached(cached[b.row.place(j, p.ring, wraps) * p.cache_g.stride[2]], wraps);
+    float sum = gate.log_decay;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float other = __shfl_up_sync(kAllLanes, sum, step);
+      if (lane >= step) sum += other;
+    }
+    const float before = __shfl_up_sync(kAllLanes, sum, 1);
+    if (j >= 0)
+      weights[j] = gate.weight * expf(fminf(newer + (lane == 0 ? 0.0f : before), 0.0f) + shift);
+    newer += __shfl_sync(kAllLanes, sum, 31);
+  }
+  if (lane == 0) *decay = expf(fminf(newer, 0.0f) + shift);
+}
+
+// o D and silu(z): what follows the readout.
+__device__ inline float finish(const PagedStep& p, int64_t token, int head, int row, float o,
+                               float v) {
+  if (p.skip.data) o += v * value_at(p.skip, head * p.skip.stride[0] + row * p.skip.stride[1]);
+  if (p.z.data) {
+    const float z = value_at(p.z, index(p.z, token, head) + row);
+    o *= z / (1.0f + __expf(-z));
+  }
+  return o;
+}
+
+// Padded rows of the batch: zeros for Gated Delta, nothing for Mamba-2.
+__device__ inline void pad_outputs(const PagedStep& p, const PagedLaunch& launch,
+                                   const PagedBlock& b) {
+  if (p.family == REPLAYSSM_MAMBA2) return;
+  const int dim = static_cast<int>(p.head_dim);
+  for (int i = 0; i < b.row.window; ++i)
+    for (int n = threadIdx.x; n < launch.rows; n += blockDim.x) {
+      const int at_row = b.first_row + n, head = b.head + at_row / dim;
+      set_value(p.out, index(p.out, b.row.token + i, head) + at_row % dim, 0.0f);
+    }
+}
+
+}  // namespace replayssm::cuda
