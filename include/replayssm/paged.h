@@ -40,9 +40,17 @@ enum {
   REPLAYSSM_PAGED_WINDOW = 1
 };
 
+typedef uint8_t replayssm_paged_part;
+enum {
+  REPLAYSSM_PAGED_ALL = 0,
+  REPLAYSSM_PAGED_READS = 1,  /* rows that do not flush, and padding */
+  REPLAYSSM_PAGED_FLUSHES = 2 /* rows that do */
+};
+
 typedef struct replayssm_paged_step {
   replayssm_family family; /* Mamba-2 or Gated Delta */
   replayssm_paged_rule rule;
+  replayssm_paged_part part;
   uint8_t softplus;  /* of Mamba-2's time step */
   uint8_t normalise; /* Gated Delta: k and q are divided by their L2 norm */
   int64_t sequences;

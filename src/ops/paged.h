@@ -32,7 +32,7 @@ constexpr bool is_paged_padding(int64_t slot, int64_t null_slot, replayssm_famil
 
 // Where a row of the batch stands.
 struct PagedRow {
-  int64_t slot = -1;  // -1: padding
+  int64_t slot = -1;  // -1: padding, or not of this call's part
   int64_t token = 0;  // its first
   int window = 0;     // tokens
   int origin = 0;     // place of the oldest cached row
@@ -50,14 +50,19 @@ constexpr PagedRow paged_row(const PagedStep& p, int64_t s) {
   row.token = p.query_start.data ? integer_at(p.query_start, s) : s;
   row.window =
       p.query_start.data ? static_cast<int>(integer_at(p.query_start, s + 1) - row.token) : 1;
+  const bool flushes_only = p.part == REPLAYSSM_PAGED_FLUSHES;
   const int64_t slot = p.slot.data ? integer_at(p.slot, s) : s;
-  if (p.slot.data && is_paged_padding(slot, p.null_slot, p.family)) return row;
+  if (p.slot.data && is_paged_padding(slot, p.null_slot, p.family)) {
+    if (flushes_only) row.window = 0;
+    return row;
+  }
   row.slot = slot;
   const int64_t key = p.rule == REPLAYSSM_PAGED_WINDOW ? slot : s;
   const auto cached = static_cast<int>(integer_at(p.write_pos, key));
   row.history = cached < 0 ? 0 : cached < p.ring ? cached : static_cast<int>(p.ring) - 1;
   row.origin = p.origin.data ? static_cast<int>(integer_at(p.origin, key)) : 0;
   row.flushes = p.is_flush.data ? integer_at(p.is_flush, key) != 0 : row.history == p.ring - 1;
+  if (p.part != REPLAYSSM_PAGED_ALL && flushes_only != row.flushes) row.slot = -1, row.window = 0;
   return row;
 }
 

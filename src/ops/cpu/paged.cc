@@ -274,7 +274,7 @@ void paged_step(const PagedStep& p, ThreadPool& pool) {
       row.window = std::min(row.window, static_cast<int>(p.max_window));
       if (row.slot < 0) {
         pad_outputs(p, row, n % p.heads);
-      } else if (row.window > 0) {
+      } else if (row.window > 0 || row.flushes) {
         HeadStep(p, row, n % p.heads, scratch).run();
       }
     }

@@ -40,8 +40,10 @@ class AnyStep {
     form_products();
     if (keeps_window() && b_.owns_keys) cache_keys();
     __syncthreads();
-    for (int row = warp_; row < p_.head_dim; row += kWarps)
+    for (int row = warp_; row < p_.head_dim; row += kWarps) {
       for (int first = 0; first < b_.row.window; first += kPagedChunk) read_row(row, first);
+      if (b_.row.flushes) store_state(row);
+    }
   }
 
  private:
@@ -202,7 +204,6 @@ class AnyStep {
       out = fmaf(within(s, s) * product(l_.key_query, j, s), own, out);
       if (lane_ == 0) keep(s, row, own, out);
     }
-    if (b_.row.flushes && first + count == b_.row.window) store_state(row);
   }
   // Of the window's row i, for all lanes of the warp.
   __device__ float value_of(int i, int row) const {
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   extern __shared__ __align__(16) float shared_floats[];
   const PagedBlock b = paged_block(p, launch);
   if (b.row.slot < 0) return pad_outputs(p, launch, b);
-  if (b.row.window <= 0) return;
+  if (b.row.window <= 0 && !b.row.flushes) return;
   AnyStep(p, launch, b, shared_floats).run();
 }
 

@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(32 * kPagedMaxWarps, 2)
   wait_for_predecessor();
   const PagedBlock b = paged_block(p, launch);
   if (b.row.slot < 0) return pad_outputs(p, launch, b);
-  if (b.row.window <= 0) return;
+  if (b.row.window <= 0 && !b.row.flushes) return;
   PagedWindow<kFamily, Act, State, kState>(p, launch, b, shared_floats).run();
 }
 
