@@ -7,6 +7,7 @@ from ._cursors import (
     reset_replayssm_spec_cursors,
 )
 from ._library import has_cuda, version
+from .recurrent import Cursors, Recurrence, State
 from .gated_delta import fused_recurrent_gated_delta_rule_replayssm, gdn_replayssm_spec_decode
 from .mamba2 import (
     selective_state_update_replayssm_output_only,
@@ -17,6 +18,9 @@ from .mamba2 import (
 __version__ = version()
 
 __all__ = [
+    "Cursors",
+    "Recurrence",
+    "State",
     "commit_gdn_replayssm_spec",
     "commit_replayssm_spec",
     "fused_recurrent_gated_delta_rule_replayssm",

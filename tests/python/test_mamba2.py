@@ -166,7 +166,7 @@ def run_window(device, act, state, shape, spec=4, threshold=12, steps=14, batch=
     terms = 3 * n + 6 * ring
     flushed = wrapped = 0
     for step in range(steps):
-        lengths = [int(v) for v in r.integers(1, spec + 1, batch)] + [2]
+        lengths = [int(v) for v in r.integers(1, spec + 1, batch)] + [min(2, spec)]
         starts = [0] + [sum(lengths[: i + 1]) for i in range(batch + 1)]
         total = starts[-1]
         conv_out = r.normal(total, inner + 2 * keys + 8, dtype=act)[:, : inner + 2 * keys]
