@@ -26,12 +26,18 @@ class AnyStep {
         l_(launch.layout),
         b_(b),
         shared_(shared),
-        gates_(p, b.head),
+        gates_(p, gate_inputs(p, b)),
         delta_(p.family != REPLAYSSM_MAMBA2),
         single_(p.rule == REPLAYSSM_PAGED_SINGLE),
         state_dim_(static_cast<int>(p.state_dim)),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32) {}
+
+  __device__ static PagedGateInputs gate_inputs(const PagedStep& p, const PagedBlock& b) {
+    PagedGateInputs inputs;
+    inputs.load(p, b, b.head, threadIdx.x % 32);
+    return inputs;
+  }
 
   __device__ void run() {
     if (warp_ == 0) form_gates();
@@ -84,15 +90,13 @@ class AnyStep {
   }
 
   __device__ void form_gates() const {
-    form_weights(p_, b_, gates_, b_.head, 0.0f, weights(), shared_ + l_.decay);
+    const PagedGateInputs inputs = gate_inputs(p_, b_);
+    form_weights(p_, b_, gates_, inputs.cached, b_.head, 0.0f, weights(), shared_ + l_.decay);
     PagedGate own{0, 0, 0};
     const bool live = lane_ < b_.row.window;
     if (live) {
-      const int64_t token = b_.row.token + lane_;
-      own = gates_.fresh(value_at(p_.dt, index(p_.dt, token, b_.head)), !single_);
-      if (delta_)
-        shared_[l_.beta + lane_] =
-            1.0f / (1.0f + expf(-value_at(p_.beta, index(p_.beta, token, b_.head))));
+      own = gates_.fresh(inputs.dt.read(p_.dt), !single_);
+      if (delta_) shared_[l_.beta + lane_] = inputs.strength(p_);
       if (keeps_window())
         *at<float>(p_.cache_g, b_.row.slot, b_.head, place(history() + lane_)) = own.cached;
     }
@@ -214,7 +218,9 @@ class AnyStep {
     if (keeps_window())
       set_value(p_.cache_v, index(p_.cache_v, b_.row.slot, b_.head, place(history() + s)) + row,
                 own);
-    if (!delta_) out = finish(p_, token, b_.head, row, out, own);
+    PagedFinish finish;
+    finish.load(p_, token, b_.head, row);
+    if (!delta_) out = finish.apply(p_, out, own);
     set_value(p_.out, index(p_.out, token, b_.head) + row, out);
   }
   __device__ void store_state(int row) const {

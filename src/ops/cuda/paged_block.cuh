@@ -116,13 +116,54 @@ struct PagedGate {
   float cached, log_decay, weight;
 };
 
+// The bits of a value: loading them waits for nothing, unlike a conversion.
+struct RawValue {
+  uint32_t bits = 0;
+
+  __device__ void load(const PagedValues& x, int64_t at) {
+    bits = x.dtype == REPLAYSSM_FLOAT32 ? static_cast<const uint32_t*>(x.data)[at]
+                                        : static_cast<const uint16_t*>(x.data)[at];
+  }
+  // As an element of x.
+  __device__ float read(const PagedValues& x) const {
+    if (x.dtype == REPLAYSSM_FLOAT32) return __uint_as_float(bits);
+    if (x.dtype == REPLAYSSM_BFLOAT16) return __uint_as_float(bits << 16);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+};
+
+// What a lane of the warp that forms a head's gates loads: constants of the head, a token of the
+// window, a cached row, newest first.
+struct PagedGateInputs {
+  RawValue a, bias, dt, beta;
+  float cached = 0;
+
+  __device__ static const float* cache(const PagedStep& p, const PagedBlock& b, int head, int j) {
+    const int place = b.row.place(j, p.ring, p.rule == REPLAYSSM_PAGED_WINDOW);
+    return at<float>(p.cache_g, b.row.slot, head, place);
+  }
+  __device__ void load(const PagedStep& p, const PagedBlock& b, int head, int token) {
+    const int j = b.row.history - 1 - static_cast<int>(threadIdx.x % 32);
+    a.load(p.a, head * p.a.stride[0]);
+    if (p.dt_bias.data) bias.load(p.dt_bias, head * p.dt_bias.stride[0]);
+    if (token < b.row.window) {
+      dt.load(p.dt, index(p.dt, b.row.token + token, head));
+      if (p.beta.data) beta.load(p.beta, index(p.beta, b.row.token + token, head));
+    }
+    if (j >= 0) cached = *cache(p, b, head, j);
+  }
+  __device__ float strength(const PagedStep& p) const {
+    return 1.0f / (1.0f + expf(-beta.read(p.beta)));
+  }
+};
+
 struct PagedHeadGates {
   float a, bias;
   bool delta, softplus;
 
-  __device__ PagedHeadGates(const PagedStep& p, int head)
-      : a(value_at(p.a, head * p.a.stride[0])),
-        bias(p.dt_bias.data ? value_at(p.dt_bias, head * p.dt_bias.stride[0]) : 0.0f),
+  __device__ PagedHeadGates(const PagedStep& p, const PagedGateInputs& inputs)
+      : a(inputs.a.read(p.a)),
+        bias(p.dt_bias.data ? inputs.bias.read(p.dt_bias) : 0.0f),
         delta(p.family != REPLAYSSM_MAMBA2),
         softplus(p.softplus || delta) {
     if (delta) a = -expf(a);
@@ -149,18 +190,18 @@ struct PagedHeadGates {
 // of the state itself. A warp's work; sums run from the newest row backwards, so that no exponent
 // is a difference of large numbers.
 __device__ inline void form_weights(const PagedStep& p, const PagedBlock& b,
-                                    const PagedHeadGates& gates, int head, float shift,
-                                    float* weights, float* decay) {
+                                    const PagedHeadGates& gates, float newest, int head,
+                                    float shift, float* weights, float* decay) {
   const int lane = threadIdx.x % 32;
-  const bool wraps = p.rule == REPLAYSSM_PAGED_WINDOW;
-  const float* cached = at<float>(p.cache_g, b.row.slot, head);
   float newer = 0;
 #pragma unroll 1
   for (int first = 0; first < b.row.history; first += 32) {
     const int j = b.row.history - 1 - first - lane;
     PagedGate gate{0, 0, 0};
-    if (j >= 0)
-      gate = gates.cached(cached[b.row.place(j, p.ring, wraps) * p.cache_g.stride[2]], wraps);
+    if (j >= 0) {
+      const float value = first == 0 ? newest : *PagedGateInputs::cache(p, b, head, j);
+      gate = gates.cached(value, p.rule == REPLAYSSM_PAGED_WINDOW);
+    }
     float sum = gate.log_decay;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -175,16 +216,21 @@ __device__ inline void form_weights(const PagedStep& p, const PagedBlock& b,
   if (lane == 0) *decay = expf(fminf(newer, 0.0f) + shift);
 }
 
-// o D and silu(z): what follows the readout.
-__device__ inline float finish(const PagedStep& p, int64_t token, int head, int row, float o,
-                               float v) {
-  if (p.skip.data) o += v * value_at(p.skip, head * p.skip.stride[0] + row * p.skip.stride[1]);
-  if (p.z.data) {
-    const float z = value_at(p.z, index(p.z, token, head) + row);
-    o *= z / (1.0f + __expf(-z));
+// What follows the readout: o + v D, times silu(z).
+struct PagedFinish {
+  RawValue skip, z;
+
+  __device__ void load(const PagedStep& p, int64_t token, int head, int row) {
+    if (p.skip.data) skip.load(p.skip, head * p.skip.stride[0] + row * p.skip.stride[1]);
+    if (p.z.data) z.load(p.z, index(p.z, token, head) + row);
   }
-  return o;
-}
+  __device__ float apply(const PagedStep& p, float o, float v) const {
+    if (p.skip.data) o += v * skip.read(p.skip);
+    if (!p.z.data) return o;
+    const float gate = z.read(p.z);
+    return o * gate / (1.0f + __expf(-gate));
+  }
+};
 
 // Padded rows of the batch: zeros for Gated Delta, nothing for Mamba-2.
 __device__ inline void pad_outputs(const PagedStep& p, const PagedLaunch& launch,

@@ -40,11 +40,15 @@ class PagedSingle {
   __device__ void run() {
     uint4 words[Lane::kRows * Lane::kRowWords];
     lane_.load(p_, words);
-    form_products();
     typename Lane::Values values[kAhead];
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) load_values(lane_.lane + n * kRowLanes, values[n]);
-    form_gates();
+    own_value_ = at<Act>(p_.v, b_.row.token, head())[owned()];
+    if constexpr (!kDelta) finish_.load(p_, b_.row.token, head(), owned());
+    PagedGateInputs inputs;
+    if (threadIdx.x / 32 < launch_.heads) inputs.load(p_, b_, b_.head + int(threadIdx.x / 32), 0);
+    form_products();
+    form_gates(inputs);
     __syncthreads();
     float s[kRows][kPerLane];
     Lane::unpack(words, s);
@@ -124,21 +128,20 @@ class PagedSingle {
                                           k + c * ActMap::kElems);
   }
 
-  // A warp for a head.
-  __device__ void form_gates() const {
+  // A warp for a head; `inputs` are those of its first one.
+  __device__ void form_gates(PagedGateInputs inputs) const {
     const int warps = blockDim.x / 32, stride = static_cast<int>(p_.ring) + 1;
 #pragma unroll 1
     for (int h = threadIdx.x / 32; h < launch_.heads; h += warps) {
       const int head = b_.head + h, lane = threadIdx.x % 32;
-      const PagedHeadGates gates(p_, head);
-      const PagedGate own = gates.fresh(value_at(p_.dt, index(p_.dt, b_.row.token, head)), false);
-      form_weights(p_, b_, gates, head, own.log_decay, weights_ + h * stride, decays_ + h);
+      if (h >= warps) inputs.load(p_, b_, head, 0);
+      const PagedHeadGates gates(p_, inputs);
+      const PagedGate own = gates.fresh(inputs.dt.read(p_.dt), false);
+      form_weights(p_, b_, gates, inputs.cached, head, own.log_decay, weights_ + h * stride,
+                   decays_ + h);
       if (lane != 0) continue;
       weights_[h * stride + b_.row.history] = own.weight;
-      if constexpr (kDelta) {
-        const float raw = value_at(p_.beta, index(p_.beta, b_.row.token, head));
-        betas_[h] = 1.0f / (1.0f + expf(-raw));
-      }
+      if constexpr (kDelta) betas_[h] = inputs.strength(p_);
       if (b_.owns_gates && !b_.row.flushes)
         *at<float>(p_.cache_g, b_.row.slot, head, b_.row.history) = own.cached;
     }
@@ -235,17 +238,16 @@ class PagedSingle {
   __device__ void finish_row(float o) const {
     if (!owns()) return;
     const int at_row = owned();
-    const Act v = at<Act>(p_.v, b_.row.token, head())[at_row];
     set_value(p_.out, index(p_.out, b_.row.token, head()) + at_row,
-              finish(p_, b_.row.token, head(), at_row, o, to_float(v)));
-    if (!b_.row.flushes) at<Act>(p_.cache_v, b_.row.slot, head(), b_.row.history)[at_row] = v;
+              finish_.apply(p_, o, to_float(own_value_)));
+    if (!b_.row.flushes)
+      at<Act>(p_.cache_v, b_.row.slot, head(), b_.row.history)[at_row] = own_value_;
   }
 
   // Writes o, keeps d and returns it.
   __device__ float finish_delta(float o, float known) const {
     const int at_row = owned();
-    const float v = to_float(at<Act>(p_.v, b_.row.token, head())[at_row]);
-    const float d = betas_[lane_.local_head] * (v - known);
+    const float d = betas_[lane_.local_head] * (to_float(own_value_) - known);
     if (owns()) {
       set_value(p_.out, index(p_.out, b_.row.token, head()) + at_row, fmaf(d, own_product_, o));
       if (!b_.row.flushes)
@@ -264,6 +266,8 @@ class PagedSingle {
   float* const decays_;
   float* const betas_;
   float query_scale_ = 1, key_scale_ = 1, own_product_ = 0;
+  Act own_value_;  // the new token's, in the row that this lane finishes
+  PagedFinish finish_;
 };
 
 template <replayssm_family kFamily, class Act, class State, int kState>

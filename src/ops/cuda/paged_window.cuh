@@ -39,8 +39,11 @@ class PagedWindow {
   __device__ void run() {
     uint4 words[kRows * Lane::kRowWords];
     lane_.load(p_, words);
+    PagedGateInputs inputs;
+    if (threadIdx.x / 32 < launch_.heads)
+      inputs.load(p_, b_, b_.head + int(threadIdx.x / 32), threadIdx.x % 32);
     stage_vectors();
-    form_gates();
+    form_gates(inputs);
     __syncthreads();
     form_products();
     __syncthreads();
@@ -127,22 +130,21 @@ class PagedWindow {
                                           x + c * ActMap::kElems);
   }
 
-  // A warp for a head, a lane for a token.
-  __device__ void form_gates() const {
+  // A warp for a head, a lane for a token; `inputs` are those of its first head.
+  __device__ void form_gates(PagedGateInputs inputs) const {
     const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int h = threadIdx.x / 32; h < launch_.heads; h += warps) {
       const int head = b_.head + h;
-      const PagedHeadGates gates(p_, head);
-      form_weights(p_, b_, gates, head, 0.0f, shared_ + layout_.weights + h * (int(p_.ring) + 1),
-                   decays() + h);
+      if (h >= warps) inputs.load(p_, b_, head, lane);
+      const PagedHeadGates gates(p_, inputs);
+      form_weights(p_, b_, gates, inputs.cached, head, 0.0f,
+                   shared_ + layout_.weights + h * (int(p_.ring) + 1), decays() + h);
       PagedGate own{0, 0, 0};
       const bool live = lane < b_.row.window;
       if (live) {
-        const int64_t token = b_.row.token + lane;
-        own = gates.fresh(value_at(p_.dt, index(p_.dt, token, head)), true);
-        if constexpr (kDelta)
-          beta(h)[lane] = 1.0f / (1.0f + expf(-value_at(p_.beta, index(p_.beta, token, head))));
+        own = gates.fresh(inputs.dt.read(p_.dt), true);
+        if constexpr (kDelta) beta(h)[lane] = inputs.strength(p_);
         if (b_.owns_gates) *at<float>(p_.cache_g, b_.row.slot, head, place(lane)) = own.cached;
       }
       float since = 0, all = 0;  // log decays behind this lane's token; with it, from the first on
@@ -255,10 +257,25 @@ class PagedWindow {
         known[n] = read_vector(s, decay, history, cached, keys(), key_key(0), first + n);
     }
     const int row = lane_.row + owned_row<kRows>(lane_.lane);
+    Fresh fresh[kPagedChunk];
+#pragma unroll
+    for (int n = 0; n < kPagedChunk; ++n)
+      if (n < count) fresh[n].load(*this, first + n, row);
 #pragma unroll 1
     for (int i = 0; i < first; ++i) add_token<0>(i, first, count, earlier_value(i, row), o, known);
-    finish_tokens(first, count, row, o, known);
+    finish_from<0>(first, count, row, fresh, o, known);
   }
+
+  // What a lane needs of a new token to finish its row.
+  struct Fresh {
+    Act value;
+    PagedFinish finish;
+    __device__ void load(const PagedWindow& w, int i, int row) {
+      const int64_t token = w.b_.row.token + i;
+      value = at<Act>(w.p_.v, token, w.head())[row];
+      if constexpr (!kDelta) finish.load(w.p_, token, w.head(), row);
+    }
+  };
 
   __device__ float fresh_value(int i, int row) const {
     return to_float(at<Act>(p_.v, b_.row.token + i, head())[row]);
@@ -289,29 +306,25 @@ class PagedWindow {
     }
   }
 
-  __device__ void finish_tokens(int first, int count, int row, float (&o)[kPagedChunk],
-                                float (&known)[kPagedChunk]) const {
-    finish_from<0>(first, count, row, o, known);
-  }
   template <int kToken>
-  __device__ void finish_from(int first, int count, int row, float (&o)[kPagedChunk],
-                              float (&known)[kPagedChunk]) const {
+  __device__ void finish_from(int first, int count, int row, const Fresh (&fresh)[kPagedChunk],
+                              float (&o)[kPagedChunk], float (&known)[kPagedChunk]) const {
     if constexpr (kToken < kPagedChunk) {
       if (kToken >= count) return;
       const int i = first + kToken;
-      float v = fresh_value(i, row);
+      float v = to_float(fresh[kToken].value);
       if constexpr (kDelta) v = beta(lane_.local_head)[i] * (v - known[kToken]);
       add_token<kToken>(i, first, count, v, o, known);
+      if constexpr (!kDelta) o[kToken] = fresh[kToken].finish.apply(p_, o[kToken], v);
       if (lane_.live && lane_.lane % (kRowLanes / kRows) == 0) keep(i, row, v, o[kToken]);
       if (kDelta && lane_.live && b_.row.window > kPagedChunk) corrected(i) = v;
-      finish_from<kToken + 1>(first, count, row, o, known);
+      finish_from<kToken + 1>(first, count, row, fresh, o, known);
     }
   }
   // Caches the token's value and writes its output.
   __device__ void keep(int i, int row, float v, float o) const {
     at<Act>(p_.cache_v, b_.row.slot, head(), place(i))[row] = from_float<Act>(v);
     const int64_t token = b_.row.token + i;
-    if constexpr (!kDelta) o = finish(p_, token, head(), row, o, v);
     set_value(p_.out, index(p_.out, token, head()) + row, o);
   }
 
