@@ -5,6 +5,9 @@ import torch
 
 import replayssm
 
+# The library has threads of its own.
+torch.set_num_threads(1)
+
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and replayssm.has_cuda else [])
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 DTYPES = [(F32, F32), (BF16, F32), (BF16, BF16), (BF16, F16), (F16, F32), (F16, F16), (F32, BF16)]
