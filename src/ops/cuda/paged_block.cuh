@@ -59,6 +59,28 @@ __device__ inline void load_as(const T* row, int lane, float (&x)[kPerLane]) {
       load_elements<T, kRun>(row + Map::element(c, lane) + e, x + c * Map::kElems + e);
 }
 
+// This lane's share of a row of T as it lies in memory.
+template <class T, int kState>
+struct RawRow {
+  using Map = RowMap<T, kState>;
+  uint4 words[Map::kChunks];
+
+  __device__ void load(const T* row, int lane) {
+#pragma unroll
+    for (int c = 0; c < Map::kChunks; ++c)
+      words[c] = *reinterpret_cast<const uint4*>(row + Map::element(c, lane));
+  }
+  __device__ void read(float (&x)[Map::kPerLane]) const {
+    constexpr int kPerRegister = 4 / sizeof(T);
+#pragma unroll
+    for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        widen<T>(reinterpret_cast<const uint32_t*>(&words[c])[i],
+                 x + c * Map::kElems + i * kPerRegister);
+  }
+};
+
 // Sums of kRows values over a row's eight lanes; lane l gets that of row owned_row<kRows>(l).
 template <int kRows>
 __device__ inline int owned_row(int lane) {

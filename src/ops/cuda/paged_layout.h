@@ -69,7 +69,7 @@ struct PagedLaunch {
   PagedLayout layout;
 };
 
-// The largest blocks that still give every multiprocessor two of them, else the smallest ones.
+// The largest blocks that still give three of four multiprocessors one, else the smallest ones.
 constexpr PagedLaunch choose_paged_launch(const PagedStep& p, const Device& device) {
   PagedLaunch best;
   const int dim = static_cast<int>(p.head_dim), group = static_cast<int>(p.heads / p.key_heads);
@@ -85,7 +85,7 @@ constexpr PagedLaunch choose_paged_launch(const PagedStep& p, const Device& devi
     best.rows = dim * heads / slices;
     best.warps = (best.rows + pass - 1) / pass;
     const int64_t blocks = p.heads / heads * slices * p.sequences;
-    return blocks >= 2 * device.multiprocessors;
+    return 4 * blocks >= 3 * device.multiprocessors;
   };
   bool enough = false;
   for (int heads = 4; heads >= 1 && !enough; heads /= 2)

@@ -71,6 +71,11 @@ class PagedSingle {
   // Rows of the sums: the new one counts for Mamba-2.
   __device__ int rows() const { return b_.row.history + (kDelta ? 0 : 1); }
 
+  // The key of row j of the sums; any key where there is no such row.
+  __device__ const Act* product_key(int j) const {
+    return j < b_.row.history ? cached_key(j) : key();
+  }
+
   // Products of the keys with the query (and the new key), eight lanes for a key.
   __device__ void form_products() {
     const int groups = blockDim.x / kRowLanes, group = threadIdx.x / kRowLanes;
@@ -87,13 +92,15 @@ class PagedSingle {
     float kq = 0, qq = 0, kk = 0;
     // Warps stay whole: sums go over all lanes.
     const int turns = (rows() + groups - 1) / groups;
+    RawRow<Act, kState> next;
+    next.load(product_key(group), lane_.lane);
 #pragma unroll 1
     for (int turn = 0; turn < turns; ++turn) {
       const int j = turn * groups + group;
       const bool live = j < rows();
-      const Act* from = !live || (!kDelta && j == b_.row.history) ? key() : cached_key(j);
       float other[kPerLane];
-      load_as<ActMap>(from, lane_.lane, other);
+      next.read(other);
+      if (turn + 1 < turns) next.load(product_key(j + groups), lane_.lane);
       float with_q = row_sum(dot(other, q)), with_k = 0;
       if constexpr (kDelta) with_k = row_sum(dot(other, k));
       if (live && lane_.lane == 0) {
