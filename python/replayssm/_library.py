@@ -234,7 +234,7 @@ def _check(status, context, what):
     if status == 0:
         return
     text = (_lib.replayssm_last_error(context) or b"").decode()
-    if status == 1:
+    if status == 1 and "cudaError" not in text:
         raise ValueError(text)
     if status == 2:
         raise MemoryError(f"{what}: {text}")

@@ -190,6 +190,8 @@ def gdn_replayssm_spec_decode(
     )  # fmt: skip
     if launch_mode not in _PARTS:
         check.fail("launch_mode", " or ".join(_PARTS), launch_mode)
+    if mixed_qkv.shape[0] == 0:
+        return out
     if scale is None:
         scale = checkpoint_state.shape[-1] ** -0.5
     _window(

@@ -298,6 +298,8 @@ def selective_state_update_replayssm_spec(
         post_conv_state_pos, is_flush, query_start_loc, state_batch_indices, max_cache_len,
         max_spec_len, d_inner, ngroups, dstate, D, z, dt_bias, out,
     )  # fmt: skip
+    if conv_out.shape[0] == 0:
+        return out
     if D is not None and D.dim() == 1:
         D = D.unsqueeze(1).expand(-1, state_checkpoint.shape[2])
     if dt_bias is not None and dt_bias.dim() == 2:

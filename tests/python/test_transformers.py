@@ -39,15 +39,15 @@ def prompt(model, batch=2, length=9):
 
 def logits(model, ids, steps, cache_of=lambda cache: cache):
     """Of greedy steps after the prompt."""
-    rows, cache = [], None
+    rows, name = [], "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
     with torch.no_grad():
         out = model(input_ids=ids, use_cache=True)
         for step in range(steps):
-            cache = out.past_key_values
+            cache = getattr(out, name)
             if step == steps // 2:
                 cache = cache_of(cache)
             token = out.logits[:, -1:].argmax(-1)
-            out = model(input_ids=token, past_key_values=cache, use_cache=True)
+            out = model(input_ids=token, **{name: cache}, use_cache=True)
             rows.append(out.logits[:, -1])
     return torch.stack(rows)
 
