@@ -20,7 +20,7 @@ __device__ float warp_sum(float x) {
 
 class AnyStep {
  public:
-  __device__ AnyStep(const PagedStep& p, const PagedLaunch& launch, const PagedBlock& b,
+  __device__ AnyStep(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
                      float* shared)
       : p_(p),
         l_(launch.layout),
@@ -33,7 +33,7 @@ class AnyStep {
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32) {}
 
-  __device__ static PagedGateInputs gate_inputs(const PagedStep& p, const PagedBlock& b) {
+  __device__ static PagedGateInputs gate_inputs(const PagedStep& p, const PagedItem& b) {
     PagedGateInputs inputs;
     inputs.load(p, b, b.head, threadIdx.x % 32);
     return inputs;
@@ -236,7 +236,7 @@ class AnyStep {
 
   const PagedStep& p_;
   const PagedLayout& l_;
-  const PagedBlock& b_;
+  const PagedItem& b_;
   float* const shared_;
   const PagedHeadGates gates_;
   const bool delta_, single_;
@@ -248,8 +248,11 @@ __global__ void __launch_bounds__(32 * kWarps)
     paged_any_kernel(const __grid_constant__ PagedStep p,
                      const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(16) float shared_floats[];
-  const PagedBlock b = paged_block(p, launch);
-  if (b.row.slot < 0) return pad_outputs(p, launch, b);
+  const PagedItem b = paged_item(p, launch, blockIdx.x);
+  if (b.row.slot < 0) {
+    if (threadIdx.x < 32) pad_outputs(p, launch, b);
+    return;
+  }
   if (b.row.window <= 0 && !b.row.flushes) return;
   AnyStep(p, launch, b, shared_floats).run();
 }
@@ -262,9 +265,8 @@ void launch_paged_any(const PagedStep& step, cudaStream_t stream) {
   if (step.rule == REPLAYSSM_PAGED_SINGLE) as_window.max_window = 1;
   PagedLaunch launch;
   launch.rows = static_cast<int>(step.head_dim);
-  launch.warps = kWarps;
   launch.group = static_cast<int>(step.heads / step.key_heads);
-  launch.layout = paged_layout(as_window, 1, launch.rows);
+  launch.layout = paged_layout(as_window, 0);
   const int bytes = launch.layout.total * int(sizeof(float));
   check_cuda(
       cudaFuncSetAttribute(paged_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),

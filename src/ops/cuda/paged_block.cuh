@@ -112,18 +112,18 @@ __device__ inline float sum_rows(const float (&x)[kRows], int lane) {
   return part[0];
 }
 
-// Where a block stands.
-struct PagedBlock {
+// Where a warp stands: a piece of a head's rows, of one sequence.
+struct PagedItem {
   PagedRow row;
   int sequence, head, first_row, key_head;
   bool owns_gates, owns_keys;  // caches the window's gates, its keys
 };
 
-__device__ inline PagedBlock paged_block(const PagedStep& p, const PagedLaunch& launch) {
-  PagedBlock b;
+__device__ inline PagedItem paged_item(const PagedStep& p, const PagedLaunch& launch, int item) {
+  PagedItem b;
   b.sequence = blockIdx.y;
-  const int part = blockIdx.x / launch.slices, slice = blockIdx.x - part * launch.slices;
-  b.head = part * launch.heads;
+  b.head = item / launch.slices;
+  const int slice = item - b.head * launch.slices;
   b.first_row = slice * launch.rows;
   b.key_head = b.head / launch.group;
   b.owns_gates = slice == 0;
@@ -160,11 +160,11 @@ struct PagedGateInputs {
   RawValue a, bias, dt, beta;
   float cached = 0;
 
-  __device__ static const float* cache(const PagedStep& p, const PagedBlock& b, int head, int j) {
+  __device__ static const float* cache(const PagedStep& p, const PagedItem& b, int head, int j) {
     const int place = b.row.place(j, p.ring, p.rule == REPLAYSSM_PAGED_WINDOW);
     return at<float>(p.cache_g, b.row.slot, head, place);
   }
-  __device__ void load(const PagedStep& p, const PagedBlock& b, int head, int token) {
+  __device__ void load(const PagedStep& p, const PagedItem& b, int head, int token) {
     const int j = b.row.history - 1 - static_cast<int>(threadIdx.x % 32);
     a.load(p.a, head * p.a.stride[0]);
     if (p.dt_bias.data) bias.load(p.dt_bias, head * p.dt_bias.stride[0]);
@@ -211,7 +211,7 @@ struct PagedHeadGates {
 // Weights of the cached rows as the state's latest row sees them, shifted by `shift`, and the decay
 // of the state itself. A warp's work; sums run from the newest row backwards, so that no exponent
 // is a difference of large numbers.
-__device__ inline void form_weights(const PagedStep& p, const PagedBlock& b,
+__device__ inline void form_weights(const PagedStep& p, const PagedItem& b,
                                     const PagedHeadGates& gates, float newest, int head,
                                     float shift, float* weights, float* decay) {
   const int lane = threadIdx.x % 32;
@@ -256,14 +256,11 @@ struct PagedFinish {
 
 // Padded rows of the batch: zeros for Gated Delta, nothing for Mamba-2.
 __device__ inline void pad_outputs(const PagedStep& p, const PagedLaunch& launch,
-                                   const PagedBlock& b) {
+                                   const PagedItem& b) {
   if (p.family == REPLAYSSM_MAMBA2) return;
-  const int dim = static_cast<int>(p.head_dim);
   for (int i = 0; i < b.row.window; ++i)
-    for (int n = threadIdx.x; n < launch.rows; n += blockDim.x) {
-      const int at_row = b.first_row + n, head = b.head + at_row / dim;
-      set_value(p.out, index(p.out, b.row.token + i, head) + at_row % dim, 0.0f);
-    }
+    for (int n = threadIdx.x % 32; n < launch.rows; n += 32)
+      set_value(p.out, index(p.out, b.row.token + i, b.head) + b.first_row + n, 0.0f);
 }
 
 }  // namespace replayssm::cuda

@@ -8,17 +8,24 @@
 
 namespace replayssm::cuda {
 
+// Blocks of as many warps as fit beside those of others.
+inline void fit_warps(PagedLaunch& launch, const Device& device) {
+  while (launch.warps > 1 && launch.bytes() > device.shared_bytes_per_block) launch.warps /= 2;
+}
+
 inline void launch_paged_kernel(void (*kernel)(PagedStep, PagedLaunch), const PagedStep& step,
-                                const Device& device, bool overlaps, cudaStream_t stream) {
-  const PagedLaunch launch = choose_paged_launch(step, device);
-  const int bytes = launch.layout.total * int(sizeof(float));
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                                const PagedLaunch& launch, bool overlaps, cudaStream_t stream) {
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.bytes()),
+      "paged_step: shared memory");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
              "paged_step: shared memory");
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(step.heads / launch.heads * launch.slices),
-                        static_cast<unsigned>(step.sequences));
+  const int64_t blocks = (launch.items(step) + launch.warps - 1) / launch.warps;
+  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(step.sequences));
   config.blockDim = dim3(32 * launch.warps);
-  config.dynamicSmemBytes = bytes;
+  config.dynamicSmemBytes = launch.bytes();
   config.stream = stream;
   // The kernel itself waits for what runs before it in the stream.
   cudaLaunchAttribute overlap{};
@@ -33,11 +40,13 @@ template <replayssm_family kFamily, class Act, class State, int kState>
 bool launch_paged_state(const PagedStep& step, const Device& device, bool overlaps,
                         cudaStream_t stream) {
   if (step.state_dim != kState) return false;
-  if (choose_paged_launch(step, device).rows == 0) return false;
+  PagedLaunch launch = choose_paged_launch(step, sizeof(State), device);
+  fit_warps(launch, device);
+  if (launch.rows == 0 || launch.bytes() > device.shared_bytes_per_block) return false;
   launch_paged_kernel(step.rule == REPLAYSSM_PAGED_SINGLE
                           ? paged_single_kernel<kFamily, Act, State, kState>
                           : paged_window_kernel<kFamily, Act, State, kState>,
-                      step, device, overlaps, stream);
+                      step, launch, overlaps, stream);
   return true;
 }
 

@@ -1,5 +1,6 @@
-// The rows of a state that a lane holds in the paged decode kernels: eight lanes share a row, as
-// RowMap lays it out, and a lane takes kRows consecutive rows of one head.
+// The rows of a state in the paged decode kernels: eight lanes share a row, as RowMap lays it out,
+// and in every pass a lane takes kRows consecutive rows. Each lane streams the words that it will
+// use through its own places in shared memory, kDepth passes ahead.
 #pragma once
 
 #include "ops/cuda/paged_block.cuh"
@@ -7,58 +8,57 @@
 namespace replayssm::cuda {
 
 template <class Act, class State, int kState, bool kSingle>
-struct PagedLane {
+class PagedLane {
+ public:
   using Map = RowMap<State, kState>;
   static constexpr int kPerLane = kState / kRowLanes;
-  static constexpr int kRows = paged_lane_rows(kState);
+  static constexpr int kRows = paged_lane_rows(kState), kPass = paged_pass_rows(kState);
   static constexpr int kRowWords = kPerLane * int(sizeof(State)) / 16;
+  static constexpr int kWords = kRows * kRowWords, kDepth = paged_depth(kSingle);
   using Values = Raw<Act, kRows>;
 
-  int lane, first;      // of the block's rows, the first of this lane's
-  bool live;            // there are such rows
-  int local_head, row;  // counted from the block's first head; within it
-  State* state;         // its first row
+  __device__ PagedLane(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
+                       float* stream)
+      : lane(threadIdx.x % kRowLanes),
+        place_(threadIdx.x % 32 / kRowLanes * kRows),
+        rows_(launch.rows),
+        stride_(p.state.stride[2]),
+        state_(at<State>(p.state, b.row.slot, b.head, b.first_row)),
+        stream_(reinterpret_cast<uint4*>(stream) + threadIdx.x % 32) {}
 
-  __device__ PagedLane(const PagedStep& p, const PagedLaunch& launch, const PagedBlock& b) {
-    lane = threadIdx.x % kRowLanes;
-    const int place = (threadIdx.x / 32 * 4 + threadIdx.x % 32 / kRowLanes) * kRows;
-    live = place < launch.rows;
-    first = live ? place : 0;
-    const int dim = static_cast<int>(p.head_dim);
-    local_head = first / dim;
-    row = b.first_row + first - local_head * dim;
-    state = at<State>(p.state, b.row.slot, b.head + local_head, row);
-  }
+  __device__ int passes() const { return (rows_ + kPass - 1) / kPass; }
+  // This lane's first row of a pass, counted from the item's first.
+  __device__ int first(int pass) const { return pass * kPass + place_; }
+  __device__ bool live(int pass) const { return first(pass) < rows_; }
 
-  __device__ void load(const PagedStep& p, uint4 (&words)[kRows * kRowWords]) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int c = 0; c < kRowWords; ++c)
-        words[r * kRowWords + c] =
-            *reinterpret_cast<const uint4*>(state + r * p.state.stride[2] + Map::element(c, lane));
+  // Starts the first passes.
+  __device__ void start() {
+    for (int pass = 0; pass < kDepth; ++pass) fetch(pass);
   }
-  __device__ static void unpack(const uint4 (&words)[kRows * kRowWords],
-                                float (&s)[kRows][kPerLane]) {
+  // Pass `pass`, in order; starts a later one.
+  __device__ void take(int pass, float (&s)[kRows][kPerLane]) {
+    copy_async_wait_but<kDepth - 1>();
+    const uint4* from = stream_ + pass % kDepth * kWords * 32;
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int c = 0; c < kRowWords; ++c) {
-        const uint4& word = words[r * kRowWords + c];
+        const uint4 word = from[(r * kRowWords + c) * 32];
 #pragma unroll
         for (int n = 0; n < 4; ++n)
           widen<State>(reinterpret_cast<const uint32_t*>(&word)[n],
                        s[r] + c * Map::kElems + n * (4 / int(sizeof(State))));
       }
+    fetch(pass + kDepth);
   }
-  __device__ void store(const PagedStep& p, const float (&s)[kRows][kPerLane]) const {
-    if (!live) return;
+  __device__ void store(int pass, const float (&s)[kRows][kPerLane]) const {
+    if (!live(pass)) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int c = 0; c < Map::kChunks; ++c)
-        store_elements<State, Map::kElems>(state + r * p.state.stride[2] + Map::element(c, lane),
-                                           s[r] + c * Map::kElems);
+        store_elements<State, Map::kElems>(
+            state_ + (first(pass) + r) * stride_ + Map::element(c, lane), s[r] + c * Map::kElems);
   }
 
   // s += weight v k.
@@ -73,14 +73,14 @@ struct PagedLane {
   }
 
   // Folds the cached rows.
-  __device__ void fold(const PagedStep& p, const PagedBlock& b, const float* weights, float decay,
-                       float (&s)[kRows][kPerLane]) const {
+  __device__ void fold(const PagedStep& p, const PagedItem& b, const float* weights, float decay,
+                       int pass, float (&s)[kRows][kPerLane]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) s[r][e] *= decay;
     const Act* keys = at<Act>(p.cache_k, b.row.slot, b.key_head);
-    const Act* values = cached_values(p, b);
+    const Act* values = cached_values(p, b, pass);
 #pragma unroll 2
     for (int j = 0; j < b.row.history; ++j) {
       const int place = b.row.place(j, p.ring, !kSingle);
@@ -91,10 +91,42 @@ struct PagedLane {
     }
   }
 
-  // Of the slot's row 0.
-  __device__ const Act* cached_values(const PagedStep& p, const PagedBlock& b) const {
-    return at<Act>(p.cache_v, b.row.slot, b.head + local_head) + row;
+  // This lane's rows of a pass in the slot's cached row 0, and in a token; those of the first pass
+  // where there are none.
+  __device__ const Act* cached_values(const PagedStep& p, const PagedItem& b, int pass) const {
+    return at<Act>(p.cache_v, b.row.slot, b.head) + b.first_row + (live(pass) ? first(pass) : 0);
   }
+  __device__ const Act* fresh_values(const PagedStep& p, const PagedItem& b, int i,
+                                     int pass) const {
+    return at<Act>(p.v, b.row.token + i, b.head) + b.first_row + (live(pass) ? first(pass) : 0);
+  }
+
+  // The row that this lane finishes, within its head; whether it is the one that does.
+  __device__ int owned(const PagedItem& b, int pass) const {
+    return b.first_row + (live(pass) ? first(pass) : 0) + owned_row<kRows>(lane);
+  }
+  __device__ bool owns(int pass) const { return live(pass) && lane % (kRowLanes / kRows) == 0; }
+
+  const int lane;
+
+ private:
+  __device__ void fetch(int pass) {
+    if (live(pass)) {
+      uint4* to = stream_ + pass % kDepth * kWords * 32;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int c = 0; c < kRowWords; ++c)
+          copy_async_16(to + (r * kRowWords + c) * 32,
+                        state_ + (first(pass) + r) * stride_ + Map::element(c, lane));
+    }
+    copy_async_commit();
+  }
+
+  const int place_, rows_;
+  const int64_t stride_;
+  State* const state_;
+  uint4* const stream_;
 };
 
 }  // namespace replayssm::cuda

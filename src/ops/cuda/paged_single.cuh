@@ -1,8 +1,9 @@
 // One new token per sequence over paged caches.
 //
-// Grid: (heads and slices as PagedLaunch says, sequences). Every lane loads its share of the state
-// first, 256 bytes at once. While they come, eight lanes at a time form k_j . q (Gated Delta: also
-// k_j . k) for a cached key, a warp forms the decays of a head. After the only barrier
+// Grid: (items, sequences), an item being a piece of a head's rows; every warp takes one and shares
+// nothing with the others of its block. Its lanes start the first passes over the state, then,
+// while those come, eight lanes at a time form k_j . q (Gated Delta: also k_j . k) for a cached
+// key, and the warp the decays. Then pass by pass
 //
 //   o = a S q + sum_j w_j (k_j . q) v_j                                   Mamba-2, j up to the new
 //   row d = beta (v - a S k - sum_j w_j (k_j . k) d_j), o = a S q + sum_j w_j (k_j . q) d_j + (k .
@@ -23,109 +24,127 @@ class PagedSingle {
   using ActMap = RowMap<Act, kState>;
   static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   static constexpr int kPerLane = kState / kRowLanes, kRows = Lane::kRows;
-  static constexpr int kAhead = 2;  // rows of values that a lane loads before the barrier
+  static constexpr int kAhead = 2;  // rows of values that a lane holds
+  static constexpr int kGroups = 32 / kRowLanes, kTurns = 4;
 
-  __device__ PagedSingle(const PagedStep& p, const PagedLaunch& launch, const PagedBlock& b,
+  __device__ PagedSingle(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
                          float* shared)
       : p_(p),
-        launch_(launch),
         b_(b),
-        lane_(p, launch, b),
+        lane_(p, launch, b, shared + launch.layout.stream),
         key_query_(shared + launch.layout.key_query),
         key_key_(shared + launch.layout.key_key),
         weights_(shared + launch.layout.weights),
-        decays_(shared + launch.layout.decay),
-        betas_(shared + launch.layout.beta) {}
+        decay_(shared + launch.layout.decay),
+        beta_(shared + launch.layout.beta) {}
 
   __device__ void run() {
-    uint4 words[Lane::kRows * Lane::kRowWords];
-    lane_.load(p_, words);
-    typename Lane::Values values[kAhead];
-#pragma unroll
-    for (int n = 0; n < kAhead; ++n) load_values(lane_.lane + n * kRowLanes, values[n]);
-    own_value_ = at<Act>(p_.v, b_.row.token, head())[owned()];
-    if constexpr (!kDelta) finish_.load(p_, b_.row.token, head(), owned());
+    lane_.start();
     PagedGateInputs inputs;
-    if (threadIdx.x / 32 < launch_.heads) inputs.load(p_, b_, b_.head + int(threadIdx.x / 32), 0);
+    inputs.load(p_, b_, b_.head, 0);
+    Pass next;
+    load(0, next);
     form_products();
     form_gates(inputs);
-    __syncthreads();
-    float s[kRows][kPerLane];
-    Lane::unpack(words, s);
-    if (b_.row.flushes) {
-      flush(s);
-    } else {
-      read(s, values);
+    __syncwarp();
+    float q[kPerLane], k[kPerLane];
+    load_vectors(q, k);
+    float with_q[kAhead], with_k[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) factors(lane_.lane + n * kRowLanes, with_q[n], with_k[n]);
+    const int passes = lane_.passes();
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      const Pass now = next;
+      if (pass + 1 < passes) load(pass + 1, next);
+      float s[kRows][kPerLane];
+      lane_.take(pass, s);
+      if (b_.row.flushes) {
+        flush(pass, now, q, k, s);
+      } else {
+        read(pass, now, q, k, with_q, with_k, s);
+      }
     }
   }
 
  private:
+  // What a lane needs for a pass besides the state.
+  struct Pass {
+    typename Lane::Values values[kAhead];
+    Act own;  // the new token's, in the row that this lane finishes
+    PagedFinish finish;
+  };
+  __device__ void load(int pass, Pass& x) const {
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n)
+      if (lane_.lane + n * kRowLanes < rows())
+        x.values[n].load(values_of(lane_.lane + n * kRowLanes, pass));
+    const int row = lane_.owned(b_, pass);
+    x.own = at<Act>(p_.v, b_.row.token, b_.head)[row];
+    if constexpr (!kDelta) x.finish.load(p_, b_.row.token, b_.head, row);
+  }
+
   __device__ const Act* query() const { return at<Act>(p_.q, b_.row.token, b_.key_head); }
   __device__ const Act* key() const { return at<Act>(p_.k, b_.row.token, b_.key_head); }
   __device__ Act* cached_key(int j) const {
     return at<Act>(p_.cache_k, b_.row.slot, b_.key_head, j);
   }
-  __device__ float* weights() const { return weights_ + lane_.local_head * (int(p_.ring) + 1); }
-  __device__ int head() const { return b_.head + lane_.local_head; }
-
-  // Rows of the sums: the new one counts for Mamba-2.
-  __device__ int rows() const { return b_.row.history + (kDelta ? 0 : 1); }
-
   // The key of row j of the sums; any key where there is no such row.
   __device__ const Act* product_key(int j) const {
     return j < b_.row.history ? cached_key(j) : key();
   }
+  __device__ const Act* values_of(int j, int pass) const {
+    return j < b_.row.history ? lane_.cached_values(p_, b_, pass) + j * p_.cache_v.stride[2]
+                              : lane_.fresh_values(p_, b_, 0, pass);
+  }
+
+  // Rows of the sums: the new one counts for Mamba-2.
+  __device__ int rows() const { return b_.row.history + (kDelta ? 0 : 1); }
 
   // Products of the keys with the query (and the new key), eight lanes for a key.
   __device__ void form_products() {
-    const int groups = blockDim.x / kRowLanes, group = threadIdx.x / kRowLanes;
-    const bool keeps = b_.owns_keys && !b_.row.flushes && group == 0;
-    float q[kPerLane], k[kPerLane];
-    load_as<ActMap>(query(), lane_.lane, q);
-    if constexpr (kDelta) {
-      load_as<ActMap>(key(), lane_.lane, k);
-    } else if (keeps) {
-      float own[kPerLane];
-      load_as<ActMap>(key(), lane_.lane, own);
-      store_key(own);
-    }
-    float kq = 0, qq = 0, kk = 0;
-    // Warps stay whole: sums go over all lanes.
-    const int turns = (rows() + groups - 1) / groups;
-    RawRow<Act, kState> next;
-    next.load(product_key(group), lane_.lane);
-#pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
-      const int j = turn * groups + group;
-      const bool live = j < rows();
-      float other[kPerLane];
-      next.read(other);
-      if (turn + 1 < turns) next.load(product_key(j + groups), lane_.lane);
-      float with_q = row_sum(dot(other, q)), with_k = 0;
-      if constexpr (kDelta) with_k = row_sum(dot(other, k));
-      if (live && lane_.lane == 0) {
-        key_query_[j] = with_q;
-        if constexpr (kDelta) key_key_[j] = with_k;
-      }
-    }
-    if constexpr (kDelta) {
-      kq = row_sum(dot(k, q));
-      if (p_.normalise) {
-        qq = row_sum(dot(q, q));
-        kk = row_sum(dot(k, k));
-        query_scale_ = p_.scale * rsqrtf(qq + 1e-6f);
-        key_scale_ = rsqrtf(kk + 1e-6f);
-      } else {
-        query_scale_ = p_.scale;
-        key_scale_ = 1.0f;
-      }
-      own_product_ = kq * query_scale_ * key_scale_;
-      if (keeps) {
+    const int group = threadIdx.x % 32 / kRowLanes;
+    RawRow<Act, kState> raw_q, raw_k, keys[kTurns];
+    raw_q.load(query(), lane_.lane);
+    raw_k.load(key(), lane_.lane);
 #pragma unroll
-        for (int e = 0; e < kPerLane; ++e) k[e] *= key_scale_;
-        store_key(k);
-      }
+    for (int turn = 0; turn < kTurns; ++turn)
+      keys[turn].load(product_key(turn * kGroups + group), lane_.lane);
+    float q[kPerLane], k[kPerLane];
+    raw_q.read(q);
+    raw_k.read(k);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn)
+      if (turn * kGroups < rows()) form_product(turn * kGroups + group, keys[turn], q, k);
+#pragma unroll 1
+    for (int j = kTurns * kGroups; j < rows(); j += kGroups) {
+      keys[0].load(product_key(j + group), lane_.lane);
+      form_product(j + group, keys[0], q, k);
     }
+    if constexpr (kDelta) {
+      own_product_ = row_sum(dot(k, q));
+      query_scale_ = p_.scale;
+      if (p_.normalise) {
+        query_scale_ *= rsqrtf(row_sum(dot(q, q)) + 1e-6f);
+        key_scale_ = rsqrtf(row_sum(dot(k, k)) + 1e-6f);
+      }
+      own_product_ *= query_scale_ * key_scale_;
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) k[e] *= key_scale_;
+    }
+    if (b_.owns_keys && !b_.row.flushes && group == 0) store_key(k);
+  }
+  // Of row j. Warps stay whole: sums go over all lanes.
+  __device__ void form_product(int j, const RawRow<Act, kState>& raw, const float (&q)[kPerLane],
+                               const float (&k)[kPerLane]) const {
+    float x[kPerLane];
+    raw.read(x);
+    const float with_q = row_sum(dot(x, q));
+    float with_k = 0;
+    if constexpr (kDelta) with_k = row_sum(dot(x, k));
+    if (j >= rows() || lane_.lane != 0) return;
+    key_query_[j] = with_q;
+    if constexpr (kDelta) key_key_[j] = with_k;
   }
   __device__ void store_key(const float (&k)[kPerLane]) const {
     Act* to = cached_key(b_.row.history);
@@ -135,157 +154,143 @@ class PagedSingle {
                                           k + c * ActMap::kElems);
   }
 
-  // A warp for a head; `inputs` are those of its first one.
-  __device__ void form_gates(PagedGateInputs inputs) const {
-    const int warps = blockDim.x / 32, stride = static_cast<int>(p_.ring) + 1;
-#pragma unroll 1
-    for (int h = threadIdx.x / 32; h < launch_.heads; h += warps) {
-      const int head = b_.head + h, lane = threadIdx.x % 32;
-      if (h >= warps) inputs.load(p_, b_, head, 0);
-      const PagedHeadGates gates(p_, inputs);
-      const PagedGate own = gates.fresh(inputs.dt.read(p_.dt), false);
-      form_weights(p_, b_, gates, inputs.cached, head, own.log_decay, weights_ + h * stride,
-                   decays_ + h);
-      if (lane != 0) continue;
-      weights_[h * stride + b_.row.history] = own.weight;
-      if constexpr (kDelta) betas_[h] = inputs.strength(p_);
-      if (b_.owns_gates && !b_.row.flushes)
-        *at<float>(p_.cache_g, b_.row.slot, head, b_.row.history) = own.cached;
-    }
+  __device__ void form_gates(const PagedGateInputs& inputs) const {
+    const PagedHeadGates gates(p_, inputs);
+    const PagedGate own = gates.fresh(inputs.dt.read(p_.dt), false);
+    form_weights(p_, b_, gates, inputs.cached, b_.head, own.log_decay, weights_, decay_);
+    if (threadIdx.x % 32 != 0) return;
+    weights_[b_.row.history] = own.weight;
+    if constexpr (kDelta) *beta_ = inputs.strength(p_);
+    if (b_.owns_gates && !b_.row.flushes)
+      *at<float>(p_.cache_g, b_.row.slot, b_.head, b_.row.history) = own.cached;
   }
 
-  // Row j's values.
-  __device__ void load_values(int j, typename Lane::Values& values) const {
-    if (j >= rows()) return;
-    const Act* from = j < b_.row.history ? lane_.cached_values(p_, b_) + j * p_.cache_v.stride[2]
-                                         : fresh_values();
-    values.load(from);
-  }
-  __device__ const Act* fresh_values() const {
-    return at<Act>(p_.v, b_.row.token, head()) + lane_.row;
-  }
-
-  __device__ void read(const float (&s)[kRows][kPerLane],
-                       const typename Lane::Values (&ahead)[kAhead]) {
-    float with_q[kRows], with_k[kRows];
-    products(s, decays_[lane_.local_head], with_q, with_k);
+  // This lane's share of query and key, as the state's rows lie; a flush decays the state itself.
+  __device__ void load_vectors(float (&q)[kPerLane], float (&k)[kPerLane]) const {
+    const float decay = b_.row.flushes ? 1.0f : *decay_;
+    load_as<Map>(query(), lane_.lane, q);
+    load_as<Map>(key(), lane_.lane, k);
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int j = lane_.lane + n * kRowLanes;
-      if (j < rows()) mix(j, ahead[n], with_q, with_k);
+    for (int e = 0; e < kPerLane; ++e) {
+      q[e] *= decay * query_scale_;
+      if constexpr (kDelta) k[e] *= key_scale_;
     }
+  }
+  // What row j's values are multiplied with.
+  __device__ void factors(int j, float& with_q, float& with_k) const {
+    with_q = with_k = 0;
+    if (j >= rows() || b_.row.flushes) return;
+    with_q = weights_[j] * key_query_[j] * query_scale_;
+    if constexpr (kDelta) with_k = weights_[j] * key_key_[j] * key_scale_;
+  }
+
+  __device__ void read(int pass, const Pass& now, const float (&q)[kPerLane],
+                       const float (&k)[kPerLane], const float (&with_q)[kAhead],
+                       const float (&with_k)[kAhead], const float (&s)[kRows][kPerLane]) const {
+    float out[kRows], known[kRows];
+    const float decay = *decay_;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      out[r] = dot(s[r], q);
+      if constexpr (kDelta) known[r] = decay * dot(s[r], k);
+    }
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n)
+      if (lane_.lane + n * kRowLanes < rows()) mix(now.values[n], with_q[n], with_k[n], out, known);
 #pragma unroll 1
     for (int j = lane_.lane + kAhead * kRowLanes; j < rows(); j += kRowLanes) {
       typename Lane::Values values;
-      load_values(j, values);
-      mix(j, values, with_q, with_k);
+      values.load(values_of(j, pass));
+      float more_q, more_k;
+      factors(j, more_q, more_k);
+      mix(values, more_q, more_k, out, known);
     }
-    const float o = sum_rows(with_q, lane_.lane);
+    const float o = sum_rows(out, lane_.lane);
     if constexpr (kDelta) {
-      finish_delta(o, sum_rows(with_k, lane_.lane));
+      finish_delta(pass, now, o, sum_rows(known, lane_.lane));
     } else {
-      finish_row(o);
+      finish_row(pass, now, o);
     }
   }
-
-  // This lane's share of decay S q and decay S k.
-  __device__ void products(const float (&s)[kRows][kPerLane], float decay, float (&with_q)[kRows],
-                           float (&with_k)[kRows]) const {
-    float x[kPerLane];
-    load_as<Map>(query(), lane_.lane, x);
-    const float q_scale = kDelta ? decay * query_scale_ : decay;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) with_q[r] = q_scale * dot(s[r], x);
-    if constexpr (kDelta) {
-      load_as<Map>(key(), lane_.lane, x);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) with_k[r] = decay * key_scale_ * dot(s[r], x);
-    }
-  }
-
-  __device__ void mix(int j, const typename Lane::Values& raw, float (&with_q)[kRows],
-                      float (&with_k)[kRows]) const {
+  __device__ static void mix(const typename Lane::Values& raw, float with_q, float with_k,
+                             float (&out)[kRows], float (&known)[kRows]) {
     float v[kRows];
     raw.read(v);
-    const float weight = weights()[j];
-    const float q = weight * key_query_[j] * (kDelta ? query_scale_ : 1.0f);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) with_q[r] = fmaf(q, v[r], with_q[r]);
-    if constexpr (kDelta) {
-      const float k = weight * key_key_[j] * key_scale_;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) with_k[r] = fmaf(k, v[r], with_k[r]);
+    for (int r = 0; r < kRows; ++r) {
+      out[r] = fmaf(with_q, v[r], out[r]);
+      if constexpr (kDelta) known[r] = fmaf(with_k, v[r], known[r]);
     }
   }
 
-  __device__ void flush(float (&s)[kRows][kPerLane]) {
-    lane_.fold(p_, b_, weights(), decays_[lane_.local_head], s);
-    float with_q[kRows], with_k[kRows], k[kPerLane], v[kRows];
-    load_as<Map>(key(), lane_.lane, k);
+  __device__ void flush(int pass, const Pass& now, const float (&q)[kPerLane],
+                        const float (&k)[kPerLane], float (&s)[kRows][kPerLane]) const {
+    lane_.fold(p_, b_, weights_, *decay_, pass, s);
+    float out[kRows], known[kRows], v[kRows];
     if constexpr (kDelta) {
-      products(s, 1.0f, with_q, with_k);
-      const float d = finish_delta(sum_rows(with_q, lane_.lane), sum_rows(with_k, lane_.lane));
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        out[r] = dot(s[r], q);
+        known[r] = dot(s[r], k);
+      }
+      const float o = sum_rows(out, lane_.lane);
+      const float d = finish_delta(pass, now, o, sum_rows(known, lane_.lane));
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
         v[r] = __shfl_sync(kAllLanes, d, r * (kRowLanes / kRows), kRowLanes);
-      Lane::add_row(key_scale_, v, k, s);
+      Lane::add_row(1.0f, v, k, s);
     } else {
-      load_elements<Act, kRows>(fresh_values(), v);
-      Lane::add_row(weights()[b_.row.history], v, k, s);
-      products(s, 1.0f, with_q, with_k);
-      finish_row(sum_rows(with_q, lane_.lane));
+      load_elements<Act, kRows>(lane_.fresh_values(p_, b_, 0, pass), v);
+      Lane::add_row(weights_[b_.row.history], v, k, s);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) out[r] = dot(s[r], q);
+      finish_row(pass, now, sum_rows(out, lane_.lane));
     }
-    lane_.store(p_, s);
+    lane_.store(pass, s);
   }
 
-  // Whether this lane finishes a row, and which.
-  __device__ bool owns() const { return lane_.live && lane_.lane % (kRowLanes / kRows) == 0; }
-  __device__ int owned() const { return lane_.row + owned_row<kRows>(lane_.lane); }
-
-  __device__ void finish_row(float o) const {
-    if (!owns()) return;
-    const int at_row = owned();
-    set_value(p_.out, index(p_.out, b_.row.token, head()) + at_row,
-              finish_.apply(p_, o, to_float(own_value_)));
-    if (!b_.row.flushes)
-      at<Act>(p_.cache_v, b_.row.slot, head(), b_.row.history)[at_row] = own_value_;
+  __device__ void finish_row(int pass, const Pass& now, float o) const {
+    if (!lane_.owns(pass)) return;
+    const int row = lane_.owned(b_, pass);
+    set_value(p_.out, index(p_.out, b_.row.token, b_.head) + row,
+              now.finish.apply(p_, o, to_float(now.own)));
+    if (!b_.row.flushes) at<Act>(p_.cache_v, b_.row.slot, b_.head, b_.row.history)[row] = now.own;
   }
-
   // Writes o, keeps d and returns it.
-  __device__ float finish_delta(float o, float known) const {
-    const int at_row = owned();
-    const float d = betas_[lane_.local_head] * (to_float(own_value_) - known);
-    if (owns()) {
-      set_value(p_.out, index(p_.out, b_.row.token, head()) + at_row, fmaf(d, own_product_, o));
+  __device__ float finish_delta(int pass, const Pass& now, float o, float known) const {
+    const float d = *beta_ * (to_float(now.own) - known);
+    if (lane_.owns(pass)) {
+      const int row = lane_.owned(b_, pass);
+      set_value(p_.out, index(p_.out, b_.row.token, b_.head) + row, fmaf(d, own_product_, o));
       if (!b_.row.flushes)
-        at<Act>(p_.cache_v, b_.row.slot, head(), b_.row.history)[at_row] = from_float<Act>(d);
+        at<Act>(p_.cache_v, b_.row.slot, b_.head, b_.row.history)[row] = from_float<Act>(d);
     }
     return d;
   }
 
   const PagedStep& p_;
-  const PagedLaunch& launch_;
-  const PagedBlock& b_;
-  const Lane lane_;
+  const PagedItem& b_;
+  Lane lane_;
   float* const key_query_;
   float* const key_key_;
   float* const weights_;
-  float* const decays_;
-  float* const betas_;
+  float* const decay_;
+  float* const beta_;
   float query_scale_ = 1, key_scale_ = 1, own_product_ = 0;
-  Act own_value_;  // the new token's, in the row that this lane finishes
-  PagedFinish finish_;
 };
 
 template <replayssm_family kFamily, class Act, class State, int kState>
-__global__ void __launch_bounds__(32 * kPagedMaxWarps, 2)
+__global__ void __launch_bounds__(32 * kPagedWarps, 3)
     paged_single_kernel(const __grid_constant__ PagedStep p,
                         const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(16) float shared_floats[];
   wait_for_predecessor();
-  const PagedBlock b = paged_block(p, launch);
+  const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
+  if (item >= launch.items(p)) return;
+  const PagedItem b = paged_item(p, launch, item);
   if (b.row.slot < 0) return pad_outputs(p, launch, b);
-  PagedSingle<kFamily, Act, State, kState>(p, launch, b, shared_floats).run();
+  PagedSingle<kFamily, Act, State, kState>(p, launch, b, shared_floats + warp * launch.layout.total)
+      .run();
 }
 
 }  // namespace replayssm::cuda
