@@ -58,7 +58,9 @@ def unit_stride(**tensors):
 
 def contiguous(name, x):
     if not x.is_contiguous():
-        fail(name, "a contiguous tensor", f"shape {tuple(x.shape)} with strides {tuple(x.stride())}")
+        fail(
+            name, "a contiguous tensor", f"shape {tuple(x.shape)} with strides {tuple(x.stride())}"
+        )
 
 
 def tied(name, x, dimensions):

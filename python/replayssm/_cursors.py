@@ -71,9 +71,7 @@ def commit(
 ):
     ring = ring or _next_power_of_two(threshold)
     _check(names, write_pos, origin, is_flush, accepted, indices, ring)
-    _commit(
-        write_pos, origin, is_flush, accepted, indices, threshold, window, ring, null_block_id
-    )
+    _commit(write_pos, origin, is_flush, accepted, indices, threshold, window, ring, null_block_id)
 
 
 def reset(names, write_pos, origin, is_flush, first, indices, threshold, window, null_block_id):

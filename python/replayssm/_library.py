@@ -259,5 +259,3 @@ def call_cuda(name, stream, *arguments):
 def function(name):
     """A function without context or status."""
     return getattr(_lib, f"replayssm_{name}")
-
-

@@ -10,7 +10,6 @@ from . import _checks as check
 from . import _library as lib
 from ._tensors import call, define, integers, values
 
-
 def _step(
     rule, part, mixed_qkv, a, b, a_log, dt_bias, scale, state, d_cache, k_cache, g_cache, out,
     indices, query_start, write_pos, origin, is_flush, max_window, normalise, null_block_id,
@@ -128,9 +127,7 @@ def _check(
         state_name: state, "d_cache": d_cache, "k_cache": k_cache, "out": out,
     }  # fmt: skip
     check.floats(**floats)
-    check.unit_stride(
-        mixed_qkv=mixed_qkv, d_cache=d_cache, k_cache=k_cache, **{state_name: state}
-    )
+    check.unit_stride(mixed_qkv=mixed_qkv, d_cache=d_cache, k_cache=k_cache, **{state_name: state})
     check.same_device(
         state.device, **floats, g_cache=g_cache, ssm_state_indices=indices, write_pos=write_pos
     )

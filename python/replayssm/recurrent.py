@@ -5,14 +5,14 @@ A `Recurrence` is a layer's geometry; it makes `Cursors`, shared by all layers o
 Arguments may be any objects with __dlpack__; what is written in place must share its memory.
 """
 
-from ctypes import byref, c_int64, c_uint8
+from ctypes import byref, c_int64
 from dataclasses import dataclass
 
 import torch
 
 from . import _checks as check
 from . import _library as lib
-from ._tensors import call, define, dtype_code, pointer
+from . import _recurrence_ops as ops
 
 FAMILIES = {
     "mamba2": lib.MAMBA2,
@@ -32,145 +32,6 @@ def as_tensor(x):
     if x is None or isinstance(x, torch.Tensor):
         return x
     return torch.from_dlpack(x)
-
-
-def _ring(config):
-    return lib.RingConfig(*config[2:5])
-
-
-def _batch(config, cursors, query_start, slot, parent=None):
-    return lib.Batch(
-        sequences=slot.shape[0],
-        query_start=pointer(query_start),
-        slot=pointer(slot),
-        cursors=pointer(cursors),
-        ring=_ring(config),
-        parent=pointer(parent),
-    )
-
-
-def _shape(config, state, ring_k):
-    slots, heads, head_dim, state_dim = state.shape
-    return lib.Shape(config[0], heads, ring_k.shape[2], head_dim, state_dim)
-
-
-def _state(checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, read, read_scale):
-    return lib.State(
-        checkpoint=pointer(checkpoint),
-        ring_v=pointer(ring_v),
-        ring_k=pointer(ring_k),
-        ring_b=pointer(ring_b),
-        ring_g=pointer(ring_g),
-        ring_gate=pointer(ring_gate),
-        checkpoint_dtype=dtype_code(checkpoint.dtype),
-        activation_dtype=dtype_code(ring_v.dtype),
-        read_copy=lib.ReadCopy(
-            pointer(read), pointer(read_scale), 0 if read is None else dtype_code(read.dtype)
-        ),
-    )
-
-
-def _begin(cursors, query_start, slot, config):
-    if cursors.device.type == "cuda":
-        batch = _batch(config, cursors, query_start, slot)
-        _on_device("begin_steps", cursors, byref(batch), _address(cursors))
-        return
-    lib.function("begin_steps")(
-        c_int64(slot.shape[0]), _address(slot), _address(query_start), byref(_ring(config)),
-        _address(cursors),
-    )  # fmt: skip
-
-
-def _commit(cursors, accepted, slot, config):
-    route = c_uint8(config[1])
-    if cursors.device.type == "cuda":
-        batch = _batch(config, cursors, None, slot)
-        _on_device(
-            "commit_steps", cursors, byref(batch), _address(accepted), route, _address(cursors)
-        )
-        return
-    lib.function("commit_steps")(
-        c_int64(slot.shape[0]), _address(slot), _address(accepted), route, _address(cursors)
-    )
-
-
-def _on_device(name, x, *arguments):
-    with torch.cuda.device(x.device):
-        lib.call_cuda(name, torch.cuda.current_stream().cuda_stream, *arguments)
-
-
-def _address(x):
-    return lib.c_void_p(None if x is None else x.data_ptr())
-
-
-def _run_step(
-    checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, read, read_scale, cursors, query_start,
-    slot, parent, config, v, k, q, b, g, gate, gate_scale, gate_bias, lower_bound, skip, z, o,
-):  # fmt: skip
-    stride = lambda x: 0 if x is None else x.stride(0)
-    params = lib.StepParams(
-        shape=_shape(config, checkpoint, ring_k),
-        route=config[1],
-        batch=_batch(config, cursors, query_start, slot, parent),
-        state=_state(checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, read, read_scale),
-        v=pointer(v),
-        k=pointer(k),
-        q=pointer(q),
-        v_stride=stride(v),
-        k_stride=stride(k),
-        q_stride=stride(q),
-        b=pointer(b),
-        g=pointer(g),
-        gate=pointer(gate),
-        gate_stride=stride(gate),
-        channel_gate=lib.ChannelGate(pointer(gate_scale), pointer(gate_bias), lower_bound),
-        skip=pointer(skip),
-        z=pointer(z),
-        z_stride=stride(z),
-        o=pointer(o),
-        o_dtype=dtype_code(o.dtype),
-    )
-    call("recurrent_step", checkpoint.device, params)
-
-
-def _run_fold(
-    checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, read, read_scale, cursors, slot,
-    target_slot, config, gate_scale, gate_bias, lower_bound,
-):  # fmt: skip
-    params = lib.FoldParams(
-        shape=_shape(config, checkpoint, ring_k),
-        batch=_batch(config, cursors, None, slot),
-        state=_state(checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, read, read_scale),
-        channel_gate=lib.ChannelGate(pointer(gate_scale), pointer(gate_bias), lower_bound),
-        target_slot=pointer(target_slot),
-    )
-    call("recurrent_fold", checkpoint.device, params)
-
-
-_STATE = (
-    "Tensor(a!) checkpoint, Tensor(b!) ring_v, Tensor(c!) ring_k, Tensor(d!) ring_b, "
-    "Tensor(e!)? ring_g, Tensor(f!)? ring_gate, Tensor(g!)? read, Tensor(h!)? read_scale, "
-    "Tensor cursors"
-)
-_begin_op = define(
-    "recurrent_begin(Tensor(a!) cursors, Tensor query_start, Tensor slot, int[] config) -> ()",
-    _begin,
-)
-_commit_op = define(
-    "recurrent_commit(Tensor(a!) cursors, Tensor accepted, Tensor slot, int[] config) -> ()",
-    _commit,
-)
-_step_op = define(
-    f"recurrent_step({_STATE}, Tensor query_start, Tensor slot, Tensor? parent, int[] config, "
-    "Tensor v, Tensor k, Tensor q, Tensor b, Tensor? g, Tensor? gate, Tensor? gate_scale, "
-    "Tensor? gate_bias, float lower_bound, Tensor? skip, Tensor? z, Tensor(i!) o) -> ()",
-    _run_step,
-)
-_fold_op = define(
-    f"recurrent_fold({_STATE}, Tensor slot, Tensor? target_slot, int[] config, "
-    "Tensor? gate_scale, Tensor? gate_bias, float lower_bound) -> ()",
-    _run_fold,
-)
 
 
 @dataclass(frozen=True)
@@ -250,7 +111,10 @@ class Recurrence:
 
     def state(self, slots, device="cuda"):
         """Zeroed memory for so many slots."""
-        make = lambda *shape, dtype: torch.zeros(slots, *shape, dtype=dtype, device=device)
+
+        def make(*shape, dtype):
+            return torch.zeros(slots, *shape, dtype=dtype, device=device)
+
         rows, kimi = self.ring_rows, self.family == "kimi_delta"
         per_state = (self.heads, self.head_dim, self.state_dim)
         reads = self.read_dtype is not None
@@ -328,7 +192,7 @@ class Recurrence:
             gate_scale=gate_scale, gate_bias=gate_bias, skip=skip, z=z, o=o, slot=slot,
             query_start=query_start, parent=parent,
         )  # fmt: skip
-        _step_op(
+        ops.step(
             *state.tensors(), cursors.data, query_start, slot, parent, self._config(route), v, k,
             q, b, g, gate, gate_scale, gate_bias, lower_bound, skip, z, o,
         )  # fmt: skip
@@ -343,7 +207,7 @@ class Recurrence:
         cursors.fold must follow the last layer's.
         """
         check.dtype("slot", slot, torch.int32)
-        _fold_op(
+        ops.fold(
             *state.tensors(), cursors.data, slot, target_slot, self._config(), gate_scale,
             gate_bias, lower_bound,
         )  # fmt: skip
@@ -369,12 +233,12 @@ class Cursors:
     def _on_host(self, function, slot, *arguments):
         host, slot = self.data.cpu(), slot.cpu()
         lib.function(function)(
-            c_int64(slot.shape[0]), _address(slot), *arguments, _address(host)
+            c_int64(slot.shape[0]), ops.address(slot), *arguments, ops.address(host)
         )
         self.data.copy_(host)
 
     def _ring(self):
-        return byref(_ring(self.recurrence._config()))
+        return byref(ops.ring(self.recurrence._config()))
 
     def reset(self, slot):
         """Empties slots; synchronises."""
@@ -383,11 +247,11 @@ class Cursors:
     def prefilled(self, slot, tokens):
         """After a prefill of tokens[i] tokens whose states were loaded; synchronises."""
         starts = torch.cat([torch.zeros(1, dtype=torch.int32), tokens.cpu().int().cumsum(0).int()])
-        self._on_host("commit_prefills", slot, _address(starts), self._ring())
+        self._on_host("commit_prefills", slot, ops.address(starts), self._ring())
 
     def folded(self, slot):
         """After recurrence.fold of every layer, in place; synchronises."""
-        self._on_host("commit_folds", slot, _address(None))
+        self._on_host("commit_folds", slot, ops.address(None))
 
     def begin(self, slot, query_start=None):
         """Before the layers of a step."""
@@ -396,7 +260,7 @@ class Cursors:
         check.dtype("slot", slot, torch.int32)
         check.dtype("query_start", query_start, torch.int32)
         check.same_device(self.data.device, slot=slot, query_start=query_start)
-        _begin_op(self.data, query_start, slot, self.recurrence._config())
+        ops.begin(self.data, query_start, slot, self.recurrence._config())
 
     def commit(self, slot, accepted, route="output_only"):
         """After the layers: accepted [sequences] int32 tokens of each window stay."""
@@ -404,4 +268,4 @@ class Cursors:
         check.dtype("accepted", accepted, torch.int32)
         check.shape("accepted", accepted, (slot.shape[0],))
         check.same_device(self.data.device, slot=slot, accepted=accepted)
-        _commit_op(self.data, accepted, slot, self.recurrence._config(route))
+        ops.commit(self.data, accepted, slot, self.recurrence._config(route))

@@ -179,7 +179,9 @@ def _gated_delta(original):
     def recurrent_gated_delta_rule(query, key, value, g, beta, initial_state=None, **kwargs):
         pool = getattr(_current, "pool", None)
         if pool is None or initial_state is None:
-            return original(query, key, value, g=g, beta=beta, initial_state=initial_state, **kwargs)
+            return original(
+                query, key, value, g=g, beta=beta, initial_state=initial_state, **kwargs
+            )
         # The layer repeats keys for the heads that share them.
         shared = pool.module.num_v_heads // pool.module.num_k_heads
         out = pool.step(

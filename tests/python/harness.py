@@ -49,14 +49,12 @@ def assert_close(name, actual, expected, magnitude, terms):
     bound = bound + info.tiny * info.eps
     error = (actual - expected).abs()
     bad = ~(error <= bound)
-    assert not bad.any(), (
-        f"{name}: {int(bad.sum())} of {bad.numel()} off, worst {(error / bound).max():.3g} bounds"
-    )
+    assert (
+        not bad.any()
+    ), f"{name}: {int(bad.sum())} of {bad.numel()} off, worst {(error / bound).max():.3g} bounds"
 
 
 def assert_same(name, actual, before):
     """Bit for bit."""
     as_bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}[actual.element_size()]
     assert torch.equal(actual.view(as_bits), before.view(as_bits)), f"{name} was written"
-
-

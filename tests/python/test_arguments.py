@@ -1,4 +1,4 @@
-"""Bad arguments: refused before anything runs, naming the tensor, what was expected and what came."""
+"""Bad arguments: refused before anything runs, naming tensor, what was expected and what came."""
 
 import pytest
 import torch
@@ -14,12 +14,11 @@ def integers(*values, dtype=torch.int32):
 
 
 def mamba2_single():
-    tied = lambda x, *sizes: x.reshape(-1, *([1] * len(sizes))).expand(-1, *sizes)
     return {
         "state": torch.zeros(3, HEADS, DIM, N),
         "x": torch.zeros(BATCH, HEADS, DIM),
         "dt": torch.zeros(BATCH, HEADS, 1).expand(-1, -1, DIM),
-        "A": tied(torch.zeros(HEADS), DIM, N),
+        "A": torch.zeros(HEADS, 1, 1).expand(-1, DIM, N),
         "B": torch.zeros(BATCH, GROUPS, N),
         "C": torch.zeros(BATCH, GROUPS, N),
         "x_cache": torch.zeros(3, HEADS, RING, DIM),
@@ -215,5 +214,3 @@ def test_ops_pass_the_library_checks():
         ),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
-
-

@@ -30,7 +30,10 @@ class Layer:
         self.state = paged
         self.state[:] = float("nan")
         self.state[live] = r.normal(batch, *self.state.shape[1:], scale=0.5).to(state)
-        make = lambda *shape, dtype: poisoned(slots, *shape, dtype=dtype, device=device)
+
+        def make(*shape, dtype):
+            return poisoned(slots, *shape, dtype=dtype, device=device)
+
         self.d_cache = make(self.heads, ring, self.dim, dtype=act)
         self.k_cache = make(self.key_heads, ring, self.n, dtype=act)
         self.g_cache = make(self.heads, ring, dtype=F32)
@@ -51,8 +54,10 @@ class Layer:
         scale = 1.0 if self.l2norm else self.n**-0.5
         mixed = r.normal(total, width + 8, dtype=self.act)[:, :width]
         mixed[:, : 2 * self.key_heads * self.n] *= scale
-        return mixed, r.normal(total, self.heads, dtype=self.act), r.normal(
-            total, self.heads, dtype=self.act
+        return (
+            mixed,
+            r.normal(total, self.heads, dtype=self.act),
+            r.normal(total, self.heads, dtype=self.act),
         )
 
     def expect(self, pages, cursor, window, tokens, i, numbers, keys=None):
@@ -64,10 +69,12 @@ class Layer:
         (write_pos, origin), (mixed, a, b) = cursor, tokens
         slot, m = int(self.slots[i]), self.constants
         q, k, v = split_qkv(mixed, self.heads, self.dim, self.key_heads, self.n)
-        s, d_size = numbers.of(state[slot]), []
+        s = numbers.of(state[slot])
         for j in range(write_pos):
             at = (origin + j) % self.ring
-            s = m.row(s, double(g_cache[slot, :, at]), d_cache[slot, :, at], k_cache[slot, :, at], numbers)
+            s = m.row(
+                s, double(g_cache[slot, :, at]), d_cache[slot, :, at], k_cache[slot, :, at], numbers
+            )
         before, outs, ds, gs, exact = s, [], [], [], []
         for n, t in enumerate(window):
             exact.append(m.vector(k[t]))

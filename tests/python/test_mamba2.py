@@ -153,6 +153,17 @@ def expect_window(layer, pages, cursor, window, tokens, i, numbers):
     return outs, folded
 
 
+def commit_and_check(layer, tensors, before, accepted, indices, threshold, spec):
+    write_pos, origin, is_flush = tensors
+    count = torch.tensor(accepted, dtype=torch.int32, device=layer.device)
+    replayssm.commit_replayssm_spec(*tensors, count, indices, threshold, spec)
+    for (w, o, f), a, s in zip(before, accepted, layer.slots.tolist(), strict=False):
+        want_pos, want_origin = (a, (o + w) % layer.ring) if f else (w + a, o)
+        assert (int(write_pos[s]), int(origin[s])) == (want_pos, want_origin)
+        assert int(is_flush[s]) == (want_pos + 2 * spec > threshold)
+    assert int(write_pos[PADDING]) == 0
+
+
 def run_window(device, act, state, shape, spec=4, threshold=12, steps=14, batch=3, extras=True):
     ring = 1 << (threshold - 1).bit_length()
     layer = Layer(11, device, act, state, shape, ring, batch, False, extras)
@@ -212,15 +223,9 @@ def run_window(device, act, state, shape, spec=4, threshold=12, steps=14, batch=
         for name, now, then in zip(names, layer.pages(), expected, strict=True):
             assert_same(name, now, then)
         accepted = [1 + int(r.integers(0, n_row, 1)) for n_row in lengths]
-        replayssm.commit_replayssm_spec(
-            write_pos, origin, is_flush,
-            torch.tensor(accepted, dtype=torch.int32, device=device), indices, threshold, spec,
-        )  # fmt: skip
-        for (w, o, f), a, s in zip(cursors, accepted, layer.slots.tolist(), strict=False):
-            want_pos, want_origin = (a, (o + w) % ring) if f else (w + a, o)
-            assert (int(write_pos[s]), int(origin[s])) == (want_pos, want_origin)
-            assert int(is_flush[s]) == (want_pos + 2 * spec > threshold)
-        assert int(write_pos[PADDING]) == 0
+        commit_and_check(
+            layer, (write_pos, origin, is_flush), cursors, accepted, indices, threshold, spec
+        )
     assert flushed > 0 and (wrapped > 0 or threshold < ring)
 
 
@@ -263,7 +268,8 @@ def test_strong_decays_stay_finite(device):
         out = ROUTES["output_only"](
             layer.state, x, dt[:, :, None].expand(-1, -1, 64), layer.tied(layer.A, 64, 128), b, c,
             dt_softplus=True, x_cache=layer.x_cache, dt_cache=layer.dt_cache,
-            B_cache=layer.B_cache, write_pos=torch.tensor([write_pos], dtype=torch.int32).to(device),
+            B_cache=layer.B_cache,
+            write_pos=torch.tensor([write_pos], dtype=torch.int32).to(device),
             is_flush=torch.tensor([flush]).to(device), max_cache_len=16,
             state_batch_indices=layer.slots.to(device), out=torch.full_like(x, NAN),
         )  # fmt: skip
@@ -319,5 +325,3 @@ def test_reset_takes_marked_rows_alone(device, dtype):
     replayssm.reset_replayssm_spec_cursors(write_pos, origin, is_flush, first, indices, 7, 4)
     assert write_pos.tolist() == origin.tolist() == [5, 5, 0, 5]
     assert is_flush.tolist() == [0, 0, 1, 0]
-
-
