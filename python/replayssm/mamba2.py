@@ -255,8 +255,9 @@ def _check_window(
     if z is not None:
         check.shape("z", z, (tokens, heads, dim))
     for name, tensor in (("D", D), ("dt_bias", dt_bias)):
-        if tensor is not None and tuple(tensor.shape) not in ((heads,), (heads, dim)):
-            check.fail(name, f"shape {(heads, dim)} or {(heads,)}", tuple(tensor.shape))
+        if tensor is not None:
+            check.rank(name, tensor, 1, 2)
+            check.shape(name, tensor, (heads, dim)[: tensor.dim()])
     if dt_bias is not None and dt_bias.dim() == 2:
         check.tied("dt_bias", dt_bias, 1)
     check.dtype("write_pos", write_pos, torch.int32)

@@ -72,9 +72,9 @@ class PagedLane {
     }
   }
 
-  // Folds the cached rows.
+  // Folds the cached rows, with keys of the cache or, where they are held, of shared memory.
   __device__ void fold(const PagedStep& p, const PagedItem& b, const float* weights, float decay,
-                       int pass, float (&s)[kRows][kPerLane]) const {
+                       int pass, const float* held, float (&s)[kRows][kPerLane]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -85,7 +85,11 @@ class PagedLane {
     for (int j = 0; j < b.row.history; ++j) {
       const int place = b.row.place(j, p.ring, !kSingle);
       float k[kPerLane], v[kRows];
-      load_as<Map>(keys + place * p.cache_k.stride[2], lane, k);
+      if (held) {
+        load_padded<Map>(held + j * padded_width(kState), lane, k);
+      } else {
+        load_as<Map>(keys + place * p.cache_k.stride[2], lane, k);
+      }
       load_elements<Act, kRows>(values + place * p.cache_v.stride[2], v);
       add_row(weights[j], v, k, s);
     }

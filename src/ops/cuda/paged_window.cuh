@@ -1,10 +1,11 @@
 // A window of new tokens per sequence over paged caches: what verifies a draft.
 //
-// Grid: (items, sequences), an item being a piece of a head's rows; every warp takes one and shares
-// nothing with the others of its block. Its lanes start the first passes over the state. Meanwhile
-// the warp lays the window's queries (Gated Delta: and its normalised keys, as the cache rounds
-// them) out in shared memory, forms the decays and the products of all keys with them. Then pass by
-// pass and token by token
+// Grid: (items, sequences), an item being a piece of a head's rows; every warp takes one, those of
+// a block have one key head. A warp's lanes start the first pass over the state. Meanwhile the
+// block lays the window's queries (Gated Delta: and its normalised keys, as the cache rounds them)
+// out in shared memory, every warp forms its decays, and, after a barrier, the block the products
+// of all keys with them. After another barrier every warp goes on alone, pass by pass and token by
+// token
 //
 //   r_s = P_s (a S q_s + sum_j w_j (k_j . q_s) v_j)                       j over the cached rows
 //   o_s = r_s + sum_{i <= s} w_i D_is (k_i . q_s) v_i                     i over the window
@@ -28,13 +29,16 @@ class PagedWindow {
   static constexpr int kWidth = padded_width(kState);
   static constexpr int kAhead = 2;  // cached rows whose values a lane holds
 
+  // shared: the block's memory; own: this warp's part of it.
   __device__ PagedWindow(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
-                         float* shared)
+                         float* shared, float* own)
       : p_(p),
         layout_(launch.layout),
         b_(b),
-        lane_(p, launch, b, shared + launch.layout.stream),
-        shared_(shared) {}
+        lane_(p, launch, b, own + launch.layout.stream),
+        shared_(shared),
+        own_(own),
+        owns_keys_(blockIdx.x * launch.warps % (launch.group * launch.slices) == 0) {}
 
   __device__ void run() {
     lane_.start();
@@ -42,9 +46,9 @@ class PagedWindow {
     inputs.load(p_, b_, b_.head, threadIdx.x % 32);
     stage_vectors();
     form_gates(inputs);
-    __syncwarp();
+    __syncthreads();
     form_products();
-    __syncwarp();
+    __syncthreads();
     Values next;
     load_cached(0, next);
     const int passes = lane_.passes();
@@ -57,7 +61,7 @@ class PagedWindow {
       float decay = *this->decay();
       if (b_.row.flushes) {
         if (b_.row.history > 0) {
-          lane_.fold(p_, b_, weights(), decay, pass, s);
+          lane_.fold(p_, b_, weights(), decay, pass, held(), s);
           lane_.store(pass, s);
         }
         decay = 1.0f;
@@ -71,8 +75,9 @@ class PagedWindow {
  private:
   __device__ float* queries() const { return shared_ + layout_.queries; }
   __device__ float* keys() const { return shared_ + layout_.keys; }
-  __device__ float* decay() const { return shared_ + layout_.decay; }
-  __device__ float* weights() const { return shared_ + layout_.weights; }
+  __device__ float* held() const { return layout_.held ? shared_ + layout_.held : nullptr; }
+  __device__ float* decay() const { return own_ + layout_.decay; }
+  __device__ float* weights() const { return own_ + layout_.weights; }
   // [cached rows and window, padded_window]
   __device__ float* key_query(int j) const {
     return shared_ + layout_.key_query + j * layout_.padded_window;
@@ -80,11 +85,11 @@ class PagedWindow {
   __device__ float* key_key(int j) const {
     return shared_ + layout_.key_key + j * layout_.padded_window;
   }
-  __device__ float* prefix() const { return shared_ + layout_.prefix; }
-  __device__ float* beta() const { return shared_ + layout_.beta; }
+  __device__ float* prefix() const { return own_ + layout_.prefix; }
+  __device__ float* beta() const { return own_ + layout_.beta; }
   // Decay and weight of the window's row i in token s.
   __device__ float* within(int s) const {
-    return shared_ + layout_.within + s * layout_.padded_window;
+    return own_ + layout_.within + s * layout_.padded_window;
   }
   __device__ int place(int i) const { return b_.row.place(b_.row.history + i, p_.ring, true); }
   __device__ const Act* fresh(const PagedValues& x, int i) const {
@@ -93,7 +98,7 @@ class PagedWindow {
 
   // Eight lanes for a vector of the window.
   __device__ void stage_vectors() const {
-    const int groups = 32 / kRowLanes, group = threadIdx.x % 32 / kRowLanes;
+    const int groups = blockDim.x / kRowLanes, group = threadIdx.x / kRowLanes;
     const int kinds = kDelta ? 2 : 1, count = b_.row.window * kinds;
     const int turns = (count + groups - 1) / groups;
 #pragma unroll 1
@@ -112,11 +117,11 @@ class PagedWindow {
       if (is_key) {
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) x[e] = to_float(from_float<Act>(x[e]));
-        if (b_.owns_keys) cache_key(i, x);
+        if (owns_keys_) cache_key(i, x);
       }
       store_padded<ActMap>((is_key ? keys() : queries()) + i * kWidth, lane_.lane, x);
     }
-    if (!kDelta && b_.owns_keys) {
+    if (!kDelta && owns_keys_) {
       for (int i = group; i < b_.row.window; i += groups) {
         float x[kPerLane];
         load_as<ActMap>(fresh(p_.k, i), lane_.lane, x);
@@ -157,8 +162,8 @@ class PagedWindow {
 
   // Eight lanes for a key; of eight products each lane keeps one.
   __device__ void form_products() const {
-    const int groups = 32 / kRowLanes, group = threadIdx.x % 32 / kRowLanes;
-    const int rows = mixed();
+    const int groups = blockDim.x / kRowLanes, group = threadIdx.x / kRowLanes;
+    const int rows = b_.row.flushes && !held() ? 0 : b_.row.history;
     RawRow<Act, kState> next;
     if (rows > 0) next.load(cached_key(min(group, rows - 1)), lane_.lane);
 #pragma unroll 1
@@ -166,7 +171,12 @@ class PagedWindow {
       float k[kPerLane];
       next.read(k);
       next.load(cached_key(min(first + groups + group, rows - 1)), lane_.lane);
-      multiply(k, first + group, first + group < rows);
+      const bool live = first + group < rows;
+      if (!b_.row.flushes) {
+        multiply(k, first + group, live);
+      } else if (live) {
+        store_padded<ActMap>(held() + (first + group) * kWidth, lane_.lane, k);
+      }
     }
 #pragma unroll 1
     for (int first = 0; first < b_.row.window; first += groups) {
@@ -304,7 +314,7 @@ class PagedWindow {
   }
   // d of the window's row i, in the row of the pass that this lane finishes.
   __device__ float& corrected(int i) const {
-    return shared_[layout_.corrected + i * 32 + threadIdx.x % 32];
+    return own_[layout_.corrected + i * 32 + threadIdx.x % 32];
   }
 
   // Adds the window's row i to the chunk's tokens from kFrom on.
@@ -351,6 +361,8 @@ class PagedWindow {
   const PagedItem& b_;
   Lane lane_;
   float* const shared_;
+  float* const own_;
+  const bool owns_keys_;  // this block caches the window's keys
 };
 
 template <replayssm_family kFamily, class Act, class State, int kState>
@@ -359,13 +371,12 @@ __global__ void __launch_bounds__(32 * kPagedWarps, 3)
                         const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(16) float shared_floats[];
   wait_for_predecessor();
-  const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
-  if (item >= launch.items(p)) return;
-  const PagedItem b = paged_item(p, launch, item);
+  const int warp = threadIdx.x / 32;
+  const PagedItem b = paged_item(p, launch, blockIdx.x * launch.warps + warp);
   if (b.row.slot < 0) return pad_outputs(p, launch, b);
   if (b.row.window <= 0 && !b.row.flushes) return;
-  PagedWindow<kFamily, Act, State, kState>(p, launch, b, shared_floats + warp * launch.layout.total)
-      .run();
+  float* const own = shared_floats + launch.layout.block + warp * launch.layout.warp;
+  PagedWindow<kFamily, Act, State, kState>(p, launch, b, shared_floats, own).run();
 }
 
 }  // namespace replayssm::cuda
