@@ -269,7 +269,7 @@ void launch_paged_any(const PagedStep& step, cudaStream_t stream) {
   launch.rows = static_cast<int>(step.head_dim);
   launch.group = static_cast<int>(step.heads / step.key_heads);
   launch.warps = 1;  // parts of shared memory
-  launch.layout = paged_layout(as_window, 0);
+  launch.layout = paged_layout(as_window, 0, launch.rows);
   const int bytes = launch.bytes();
   check_cuda(
       cudaFuncSetAttribute(paged_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),

@@ -32,19 +32,20 @@ struct PagedLayout {
   int window = 0, padded_window = 0;  // tokens; rounded up
   int queries = 0, keys = 0;          // [window] padded rows: queries; Gated Delta's new keys
   int key_query = 0, key_key = 0;     // [ring + window, padded_window] products of keys with both
-  int held = 0;                       // [ring] padded rows: keys to fold; 0: there is no room
+  int held = 0;                       // [ring] keys to fold, as cached; 0: there is no room
   int block = 0;                      // all of these
   int stream = 0;                     // words of a state on their way
   int weights = 0;                    // [ring + 1] of cached rows
   int decay = 0;                      // of the state
   int prefix = 0, beta = 0;           // [padded_window]
   int within = 0;                     // [window, padded_window] of rows within the window
+  int values = 0;                     // [window, rows] of the window, as they came
   int corrected = 0;                  // [window, 32] Gated Delta's d
   int warp = 0;                       // all of a warp's
 };
 
 // state_bytes: of an element; 0 where the kernel streams none.
-constexpr PagedLayout paged_layout(const PagedStep& p, int state_bytes) {
+constexpr PagedLayout paged_layout(const PagedStep& p, int state_bytes, int rows) {
   PagedLayout l;
   int total = 0;
   const auto take = [&](int64_t floats) {
@@ -61,8 +62,9 @@ constexpr PagedLayout paged_layout(const PagedStep& p, int state_bytes) {
   if (!single) {
     l.queries = take(l.window * std::max(width, 2));
     if (delta) l.keys = take(l.window * width);
-    if (state_bytes > 0 && ring <= kPagedHeldRows) l.held = take(ring * width);
   }
+  if (state_bytes > 0 && ring <= kPagedHeldRows)
+    l.held = take(ring * p.state_dim * dtype_bytes(DType{p.v.dtype}) / 4);
   l.block = total;
   total = 0;
   l.stream = take(paged_depth(single) * 32 * 64 * state_bytes / 4);
@@ -72,6 +74,7 @@ constexpr PagedLayout paged_layout(const PagedStep& p, int state_bytes) {
   if (delta) l.beta = take(l.padded_window);
   if (!single) {
     l.within = take(l.window * l.padded_window);
+    if (state_bytes > 0) l.values = take(l.window * rows * dtype_bytes(DType{p.v.dtype}) / 4);
     if (delta && l.window > kPagedChunk) l.corrected = take(l.window * 32);
   }
   l.warp = total;
@@ -105,7 +108,7 @@ constexpr PagedLaunch choose_paged_launch(const PagedStep& p, int state_bytes,
     if (best.rows <= 96 && fills) break;
   }
   while (best.group * best.slices % best.warps != 0) best.warps /= 2;
-  best.layout = paged_layout(p, state_bytes);
+  best.layout = paged_layout(p, state_bytes, best.rows);
   return best;
 }
 

@@ -24,7 +24,7 @@ class PagedSingle {
   using ActMap = RowMap<Act, kState>;
   static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   static constexpr int kPerLane = kState / kRowLanes, kRows = Lane::kRows;
-  static constexpr int kAhead = 2;  // rows of values that a lane holds
+  static constexpr int kAhead = Lane::kAhead;
 
   // shared: the block's memory; own: this warp's part of it.
   __device__ PagedSingle(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
@@ -35,6 +35,7 @@ class PagedSingle {
         key_query_(shared + launch.layout.key_query),
         key_key_(shared + launch.layout.key_key),
         weights_(own + launch.layout.weights),
+        held_(launch.layout.held ? reinterpret_cast<Act*>(shared + launch.layout.held) : nullptr),
         decay_(own + launch.layout.decay),
         beta_(own + launch.layout.beta) {}
 
@@ -115,7 +116,9 @@ class PagedSingle {
     for (int first = 0; first < rows(); first += groups) {
       const RawRow<Act, kState> now = next;
       if (first + groups < rows()) next.load(product_key(first + groups + group), lane_.lane);
-      form_product(first + group, now, q, k);
+      const int j = first + group;
+      form_product(j, now, q, k);
+      if (b_.row.flushes && held_ && j < b_.row.history) now.store(held_ + j * kState, lane_.lane);
     }
     if constexpr (kDelta) {
       own_product_ = row_sum(dot(k, q));
@@ -221,7 +224,7 @@ class PagedSingle {
 
   __device__ void flush(int pass, const Pass& now, const float (&q)[kPerLane],
                         const float (&k)[kPerLane], float (&s)[kRows][kPerLane]) const {
-    lane_.fold(p_, b_, weights_, *decay_, pass, nullptr, s);
+    lane_.fold(p_, b_, weights_, *decay_, pass, now.values, held_, s);
     float out[kRows], known[kRows], v[kRows];
     if constexpr (kDelta) {
 #pragma unroll
@@ -270,6 +273,7 @@ class PagedSingle {
   float* const key_query_;
   float* const key_key_;
   float* const weights_;
+  Act* const held_;
   float* const decay_;
   float* const beta_;
   float query_scale_ = 1, key_scale_ = 1, own_product_ = 0;

@@ -27,7 +27,7 @@ class PagedWindow {
   static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   static constexpr int kPerLane = kState / kRowLanes, kRows = Lane::kRows;
   static constexpr int kWidth = padded_width(kState);
-  static constexpr int kAhead = 2;  // cached rows whose values a lane holds
+  static constexpr int kAhead = Lane::kAhead;
 
   // shared: the block's memory; own: this warp's part of it.
   __device__ PagedWindow(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
@@ -38,30 +38,33 @@ class PagedWindow {
         lane_(p, launch, b, own + launch.layout.stream),
         shared_(shared),
         own_(own),
+        rows_(launch.rows),
         owns_keys_(blockIdx.x * launch.warps % (launch.group * launch.slices) == 0) {}
 
   __device__ void run() {
+    fetch_values();
     lane_.start();
     PagedGateInputs inputs;
     inputs.load(p_, b_, b_.head, threadIdx.x % 32);
     stage_vectors();
     form_gates(inputs);
     __syncthreads();
-    form_products();
-    __syncthreads();
     Values next;
-    load_cached(0, next);
+    load_pass(0, next);
+    form_products();
+    copy_async_wait();
+    __syncthreads();
     const int passes = lane_.passes();
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       const Values now = next;
-      if (pass + 1 < passes) load_cached(pass + 1, next);
+      if (pass + 1 < passes) load_pass(pass + 1, next);
       float s[kRows][kPerLane];
       lane_.take(pass, s);
       float decay = *this->decay();
       if (b_.row.flushes) {
         if (b_.row.history > 0) {
-          lane_.fold(p_, b_, weights(), decay, pass, held(), s);
+          lane_.fold(p_, b_, weights(), decay, pass, now.rows, held(), s);
           lane_.store(pass, s);
         }
         decay = 1.0f;
@@ -75,7 +78,11 @@ class PagedWindow {
  private:
   __device__ float* queries() const { return shared_ + layout_.queries; }
   __device__ float* keys() const { return shared_ + layout_.keys; }
-  __device__ float* held() const { return layout_.held ? shared_ + layout_.held : nullptr; }
+  __device__ Act* held() const {
+    return layout_.held ? reinterpret_cast<Act*>(shared_ + layout_.held) : nullptr;
+  }
+  // The window's values in the item's rows.
+  __device__ Act* values() const { return reinterpret_cast<Act*>(own_ + layout_.values); }
   __device__ float* decay() const { return own_ + layout_.decay; }
   __device__ float* weights() const { return own_ + layout_.weights; }
   // [cached rows and window, padded_window]
@@ -168,14 +175,15 @@ class PagedWindow {
     if (rows > 0) next.load(cached_key(min(group, rows - 1)), lane_.lane);
 #pragma unroll 1
     for (int first = 0; first < rows; first += groups) {
+      const RawRow<Act, kState> now = next;
       float k[kPerLane];
-      next.read(k);
+      now.read(k);
       next.load(cached_key(min(first + groups + group, rows - 1)), lane_.lane);
       const bool live = first + group < rows;
       if (!b_.row.flushes) {
         multiply(k, first + group, live);
       } else if (live) {
-        store_padded<ActMap>(held() + (first + group) * kWidth, lane_.lane, k);
+        now.store(held() + (first + group) * kState, lane_.lane);
       }
     }
 #pragma unroll 1
@@ -219,20 +227,37 @@ class PagedWindow {
   // Rows that the readout mixes in; a flush has folded them.
   __device__ int mixed() const { return b_.row.flushes ? 0 : b_.row.history; }
 
-  // The values of the cached rows that this lane adds, of a pass.
+  // What a lane needs for a pass besides the state: values of cached rows, D.
   struct Values {
     typename Lane::Values rows[kAhead];
+    RawValue skip;
   };
   __device__ const Act* cached(int pass, int j) const {
     return lane_.cached_values(p_, b_, pass) +
            b_.row.place(j, p_.ring, true) * p_.cache_v.stride[2];
   }
-  __device__ void load_cached(int pass, Values& values) const {
+  __device__ void load_pass(int pass, Values& x) const {
 #pragma unroll
     for (int n = 0; n < kAhead; ++n)
-      if (lane_.lane + n * kRowLanes < mixed())
-        values.rows[n].load(cached(pass, lane_.lane + n * kRowLanes));
+      if (lane_.lane + n * kRowLanes < b_.row.history)
+        x.rows[n].load(cached(pass, lane_.lane + n * kRowLanes));
+    if (!kDelta && p_.skip.data)
+      x.skip.load(p_.skip, b_.head * p_.skip.stride[0] + lane_.owned(b_, pass) * p_.skip.stride[1]);
   }
+  // The window's values on their way to shared memory, with the lane's first pass.
+  __device__ void fetch_values() const {
+    constexpr int kPiece = 16 / sizeof(Act);
+    const int pieces = rows_ / kPiece;
+    for (int n = threadIdx.x % 32; n < b_.row.window * pieces; n += 32) {
+      const int i = n / pieces, at_row = (n - i * pieces) * kPiece;
+      copy_async_16(values() + i * rows_ + at_row,
+                    at<Act>(p_.v, b_.row.token + i, b_.head) + b_.first_row + at_row);
+    }
+  }
+  __device__ float fresh_value(int i, int row) const {
+    return to_float(values()[i * rows_ + row - b_.first_row]);
+  }
+
   // Times its weight.
   __device__ void weigh(int j, const typename Lane::Values& raw, float (&v)[kRows]) const {
     raw.read(v);
@@ -274,10 +299,12 @@ class PagedWindow {
                              const float (&s)[kRows][kPerLane]) const {
     const int count = min(b_.row.window - first, kPagedChunk);
     const int row = lane_.owned(b_, pass);
-    Fresh fresh[kPagedChunk];
+    RawValue z[kPagedChunk];
+    if (!kDelta && p_.z.data) {
 #pragma unroll
-    for (int n = 0; n < kPagedChunk; ++n)
-      if (n < count) fresh[n].load(*this, first + n, row);
+      for (int n = 0; n < kPagedChunk; ++n)
+        if (n < count) z[n].load(p_.z, index(p_.z, b_.row.token + first + n, b_.head) + row);
+    }
     float cached_rows[kAhead][kRows];
 #pragma unroll
     for (int n = 0; n < kAhead; ++n)
@@ -293,24 +320,13 @@ class PagedWindow {
     }
 #pragma unroll 1
     for (int i = 0; i < first; ++i) add_token<0>(i, first, count, earlier_value(i, row), o, known);
-    finish_from<0>(pass, first, count, row, fresh, o, known);
+    finish_from<0>(pass, first, count, row, values.skip, z, o, known);
   }
-
-  // What a lane needs of a new token to finish its row.
-  struct Fresh {
-    Act value;
-    PagedFinish finish;
-    __device__ void load(const PagedWindow& w, int i, int row) {
-      const int64_t token = w.b_.row.token + i;
-      value = at<Act>(w.p_.v, token, w.b_.head)[row];
-      if constexpr (!kDelta) finish.load(w.p_, token, w.b_.head, row);
-    }
-  };
 
   // Of an earlier chunk's token.
   __device__ float earlier_value(int i, int row) const {
     if constexpr (kDelta) return corrected(i);
-    return to_float(at<Act>(p_.v, b_.row.token + i, b_.head)[row]);
+    return fresh_value(i, row);
   }
   // d of the window's row i, in the row of the pass that this lane finishes.
   __device__ float& corrected(int i) const {
@@ -334,19 +350,19 @@ class PagedWindow {
   }
 
   template <int kToken>
-  __device__ void finish_from(int pass, int first, int count, int row,
-                              const Fresh (&fresh)[kPagedChunk], float (&o)[kPagedChunk],
+  __device__ void finish_from(int pass, int first, int count, int row, const RawValue& skip,
+                              const RawValue (&z)[kPagedChunk], float (&o)[kPagedChunk],
                               float (&known)[kPagedChunk]) const {
     if constexpr (kToken < kPagedChunk) {
       if (kToken >= count) return;
       const int i = first + kToken;
-      float v = to_float(fresh[kToken].value);
+      float v = fresh_value(i, row);
       if constexpr (kDelta) v = beta()[i] * (v - known[kToken]);
       add_token<kToken>(i, first, count, v, o, known);
-      if constexpr (!kDelta) o[kToken] = fresh[kToken].finish.apply(p_, o[kToken], v);
+      if constexpr (!kDelta) o[kToken] = PagedFinish{skip, z[kToken]}.apply(p_, o[kToken], v);
       if (lane_.owns(pass)) keep(i, row, v, o[kToken]);
       if (kDelta && b_.row.window > kPagedChunk) corrected(i) = v;
-      finish_from<kToken + 1>(pass, first, count, row, fresh, o, known);
+      finish_from<kToken + 1>(pass, first, count, row, skip, z, o, known);
     }
   }
   // Caches the token's value and writes its output.
@@ -362,6 +378,7 @@ class PagedWindow {
   Lane lane_;
   float* const shared_;
   float* const own_;
+  const int rows_;
   const bool owns_keys_;  // this block caches the window's keys
 };
 
