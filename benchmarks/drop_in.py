@@ -38,6 +38,7 @@ class Single:
         self.batch, self.length, self.steps = batch, length, length
         rows = torch.arange(batch, device="cuda")
         self.write_pos = [((rows + t) % length).int() for t in range(length)]
+        self.is_flush = [(x == length - 1).to(torch.int8) for x in self.write_pos]
         self.slot = torch.arange(1, batch + 1, device="cuda", dtype=torch.int32)
 
 
@@ -99,10 +100,10 @@ class Mamba2Single(Single):
         }
 
     def run(self, function, layer, step):
-        write_pos = self.write_pos[step]
-        flush = (write_pos == self.length - 1).to(torch.int8)
-        options = self.options | self.caches[layer] | {"write_pos": write_pos, "is_flush": flush}
-        function(self.states[layer], *self.tokens, **options)
+        function(
+            self.states[layer], *self.tokens, write_pos=self.write_pos[step],
+            is_flush=self.is_flush[step], **self.caches[layer], **self.options,
+        )  # fmt: skip
 
 
 class GatedDeltaSingle(Single):
