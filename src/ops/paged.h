@@ -19,11 +19,11 @@ inline constexpr float kSoftplusThreshold = 20.0f;
 // Most tokens of a window, and rows of a cache.
 inline constexpr int64_t kMaxPagedWindow = 32, kMaxPagedRing = 256;
 
-// Values that 32 bits hold, the low half of wider ones.
-constexpr int32_t integer_at(const PagedIntegers& x, int64_t i) {
+constexpr int64_t integer_at(const PagedIntegers& x, int64_t i) {
   const int64_t at = i * x.stride;
   if (x.bytes == 1) return static_cast<const int8_t*>(x.data)[at];
-  return static_cast<const int32_t*>(x.data)[x.bytes == 8 ? 2 * at : at];
+  if (x.bytes == 4) return static_cast<const int32_t*>(x.data)[at];
+  return static_cast<const int64_t*>(x.data)[at];
 }
 
 constexpr bool is_paged_padding(int64_t slot, int64_t null_slot, replayssm_family family) {
@@ -47,27 +47,21 @@ struct PagedRow {
 
 constexpr PagedRow paged_row(const PagedStep& p, int64_t s) {
   PagedRow row;
-  const bool by_slot = p.rule == REPLAYSSM_PAGED_WINDOW;
-  // Loads that depend on nothing come first.
-  const int64_t slot = p.slot.data ? integer_at(p.slot, s) : s;
   row.token = p.query_start.data ? integer_at(p.query_start, s) : s;
-  const int64_t next = p.query_start.data ? integer_at(p.query_start, s + 1) : s + 1;
-  int cached = by_slot ? 0 : integer_at(p.write_pos, s);
-  int flag = by_slot || !p.is_flush.data ? 0 : integer_at(p.is_flush, s);
-  row.window = static_cast<int>(next - row.token);
+  row.window =
+      p.query_start.data ? static_cast<int>(integer_at(p.query_start, s + 1) - row.token) : 1;
   const bool flushes_only = p.part == REPLAYSSM_PAGED_FLUSHES;
+  const int64_t slot = p.slot.data ? integer_at(p.slot, s) : s;
   if (p.slot.data && is_paged_padding(slot, p.null_slot, p.family)) {
     if (flushes_only) row.window = 0;
     return row;
   }
   row.slot = slot;
-  if (by_slot) {
-    cached = integer_at(p.write_pos, slot);
-    flag = integer_at(p.is_flush, slot);
-    row.origin = integer_at(p.origin, slot);
-  }
+  const int64_t key = p.rule == REPLAYSSM_PAGED_WINDOW ? slot : s;
+  const auto cached = static_cast<int>(integer_at(p.write_pos, key));
   row.history = cached < 0 ? 0 : cached < p.ring ? cached : static_cast<int>(p.ring) - 1;
-  row.flushes = p.is_flush.data ? flag != 0 : row.history == p.ring - 1;
+  row.origin = p.origin.data ? static_cast<int>(integer_at(p.origin, key)) : 0;
+  row.flushes = p.is_flush.data ? integer_at(p.is_flush, key) != 0 : row.history == p.ring - 1;
   if (p.part != REPLAYSSM_PAGED_ALL && flushes_only != row.flushes) row.slot = -1, row.window = 0;
   return row;
 }

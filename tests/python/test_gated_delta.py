@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import replayssm
-from harness import BF16, F32, Random, assert_close, assert_same, devices, dtypes, poisoned
+from harness import BF16, DEVICES, F32, Random, assert_close, assert_same, devices, dtypes, poisoned
 from reference import GatedDelta, Numbers, double, split_qkv
 
 SHAPES = {  # heads, dim, key_heads, state_dim
@@ -239,3 +239,41 @@ def test_window_lengths(device, spec, threshold):
 @devices
 def test_two_launches_are_one(device):
     run_window(device, BF16, F32, SHAPES["qwen"], modes=("verify", "flush"))
+
+
+@pytest.mark.skipif(DEVICES == ["cpu"], reason="there is no GPU")
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("state", [F32, BF16])
+def test_large_batches_on_both_devices(window, state):
+    """Pieces of several passes: batches that a test in double would take minutes for."""
+    batch, shape, ring = 64, (16, 128, 8, 128), 32 if window else 16
+    layer = Layer(5, "cpu", BF16, state, shape, ring, batch, True)
+    for slot in layer.slots.tolist():
+        layer.fill(slot, ring)
+    count = torch.arange(batch, dtype=torch.int32) % (12 if window else ring)
+    tokens = layer.tokens(batch * max(window, 1))
+    pages = [x.contiguous() for x in layer.pages()]
+    results = []
+    for device in DEVICES:
+        state, *caches = (x.to(device).clone() for x in pages)
+        a_log, bias, slots = (x.to(device) for x in (layer.A_log, layer.dt_bias, layer.slots))
+        mixed, a, b = (x.to(device) for x in tokens)
+        out = torch.zeros(mixed.shape[0], *shape[:2], dtype=BF16, device=device)
+        if window:
+            by_slot = torch.zeros(3, batch + 3, dtype=torch.int32)
+            by_slot[0, layer.slots.long()] = count
+            by_slot[1:, layer.slots.long()] = torch.stack([count * 7 % ring, count % 2])
+            cursors = [by_slot[0].to(device), by_slot[1].to(device), by_slot[2].bool().to(device)]
+            starts = torch.arange(0, batch * window + 1, window, dtype=torch.int32, device=device)
+            replayssm.gdn_replayssm_spec_decode(
+                mixed, a, b, a_log, bias, state, *caches, out, starts, slots, *cursors, 21, window
+            )
+        else:
+            replayssm.fused_recurrent_gated_delta_rule_replayssm(
+                mixed, a, b, a_log, bias, layer.scale, state, *caches, out, slots,
+                count.to(device), use_qk_l2norm_in_kernel=True,
+            )  # fmt: skip
+        results.append([x.float().cpu() for x in (out, state[slots.long()], *caches)])
+    for cpu, cuda in zip(*results, strict=True):
+        cpu, cuda = cpu.nan_to_num(), cuda.nan_to_num()
+        assert (cpu - cuda).norm() < 2e-3 * cpu.norm()

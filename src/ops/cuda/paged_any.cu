@@ -24,7 +24,6 @@ class AnyStep {
                      float* shared)
       : p_(p),
         l_(launch.layout),
-        own_(shared + launch.layout.block),
         b_(b),
         shared_(shared),
         gates_(p, gate_inputs(p, b)),
@@ -61,13 +60,13 @@ class AnyStep {
   __device__ int mixed() const { return b_.row.flushes ? 0 : history(); }
   __device__ float* query_scale() const { return shared_ + l_.queries; }
   __device__ float* key_scale() const { return shared_ + l_.queries + l_.window; }
-  __device__ float* weights() const { return own_ + l_.weights; }
-  __device__ float decay() const { return own_[l_.decay]; }
+  __device__ float* weights() const { return shared_ + l_.weights; }
+  __device__ float decay() const { return shared_[l_.decay]; }
   __device__ float& product(int base, int j, int s) const {
     return shared_[base + j * l_.padded_window + s];
   }
   __device__ float& within(int s, int i) const {
-    return own_[l_.within + s * l_.padded_window + i];
+    return shared_[l_.within + s * l_.padded_window + i];
   }
 
   __device__ float query(int s, int e) const {
@@ -92,12 +91,12 @@ class AnyStep {
 
   __device__ void form_gates() const {
     const PagedGateInputs inputs = gate_inputs(p_, b_);
-    form_weights(p_, b_, gates_, inputs.cached, b_.head, 0.0f, weights(), own_ + l_.decay);
+    form_weights(p_, b_, gates_, inputs.cached, b_.head, 0.0f, weights(), shared_ + l_.decay);
     PagedGate own{0, 0, 0};
     const bool live = lane_ < b_.row.window;
     if (live) {
       own = gates_.fresh(inputs.dt.read(p_.dt), !single_);
-      if (delta_) own_[l_.beta + lane_] = inputs.strength(p_);
+      if (delta_) shared_[l_.beta + lane_] = inputs.strength(p_);
       if (keeps_window())
         *at<float>(p_.cache_g, b_.row.slot, b_.head, place(history() + lane_)) = own.cached;
     }
@@ -108,7 +107,7 @@ class AnyStep {
       if (s <= lane_) all += next;
       if (live && s >= lane_) within(s, lane_) = own.weight * expf(fminf(since, 0.0f));
     }
-    if (live) own_[l_.prefix + lane_] = expf(fminf(all, 0.0f));
+    if (live) shared_[l_.prefix + lane_] = expf(fminf(all, 0.0f));
   }
 
   __device__ float inverse_norm(const PagedValues& x, int i) const {
@@ -184,7 +183,7 @@ class AnyStep {
       }
     }
     for (int n = 0; n < count; ++n) {
-      const float prefix = own_[l_.prefix + first + n];
+      const float prefix = shared_[l_.prefix + first + n];
       o[n] = prefix * warp_sum(o[n]);
       known[n] = prefix * warp_sum(known[n]);
     }
@@ -200,7 +199,7 @@ class AnyStep {
         float sum = known[n];
         for (int i = 0; i < s; ++i)
           sum = fmaf(within(s, i) * product(l_.key_key, history() + i, s), value_of(i, row), sum);
-        corrected = own_[l_.beta + s] * (v - sum);
+        corrected = shared_[l_.beta + s] * (v - sum);
         if (lane_ == s) corrected_ = corrected;
       }
       for (int i = 0; i < s; ++i)
@@ -227,7 +226,7 @@ class AnyStep {
   __device__ void store_state(int row) const {
     if (!single_ && history() == 0) return;
     const float own = single_ ? within(0, 0) * value_of(0, row) : 0.0f;
-    const float decay = single_ ? own_[l_.prefix] : 1.0f;
+    const float decay = single_ ? shared_[l_.prefix] : 1.0f;
     for (int e = lane_; e < state_dim_; e += 32) {
       float s = decay * state(row, e);
       if (single_) s = fmaf(own, fresh_key(0, e), s);
@@ -238,7 +237,6 @@ class AnyStep {
   const PagedStep& p_;
   const PagedLayout& l_;
   const PagedItem& b_;
-  float* const own_;
   float* const shared_;
   const PagedHeadGates gates_;
   const bool delta_, single_;
@@ -268,9 +266,8 @@ void launch_paged_any(const PagedStep& step, cudaStream_t stream) {
   PagedLaunch launch;
   launch.rows = static_cast<int>(step.head_dim);
   launch.group = static_cast<int>(step.heads / step.key_heads);
-  launch.warps = 1;  // parts of shared memory
-  launch.layout = paged_layout(as_window, 0, launch.rows);
-  const int bytes = launch.bytes();
+  launch.layout = paged_layout(as_window, 0);
+  const int bytes = launch.layout.total * int(sizeof(float));
   check_cuda(
       cudaFuncSetAttribute(paged_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
       "paged_step: shared memory");

@@ -40,15 +40,6 @@ struct Raw {
   using W = Word<kElems * sizeof(T)>;
   W word{};
   __device__ void load(const T* from) { word = *reinterpret_cast<const W*>(from); }
-  // Those that lane `from` of this lane's eight holds.
-  __device__ Raw of_lane(int from) const {
-    Raw other;
-#pragma unroll
-    for (int i = 0; i < int(sizeof(W) / 4); ++i)
-      reinterpret_cast<uint32_t*>(&other.word)[i] =
-          __shfl_sync(kAllLanes, reinterpret_cast<const uint32_t*>(&word)[i], from, kRowLanes);
-    return other;
-  }
   __device__ void read(float (&x)[kElems]) const {
     constexpr int kPerRegister = 4 / sizeof(T), kRegisters = sizeof(W) / 4;
 #pragma unroll
@@ -78,12 +69,6 @@ struct RawRow {
 #pragma unroll
     for (int c = 0; c < Map::kChunks; ++c)
       words[c] = *reinterpret_cast<const uint4*>(row + Map::element(c, lane));
-  }
-  // Into a row of shared memory.
-  __device__ void store(T* row, int lane) const {
-#pragma unroll
-    for (int c = 0; c < Map::kChunks; ++c)
-      *reinterpret_cast<uint4*>(row + Map::element(c, lane)) = words[c];
   }
   __device__ void read(float (&x)[Map::kPerLane]) const {
     constexpr int kPerRegister = 4 / sizeof(T);

@@ -8,6 +8,11 @@
 
 namespace replayssm::cuda {
 
+// Blocks of as many warps as fit beside those of others.
+inline void fit_warps(PagedLaunch& launch, const Device& device) {
+  while (launch.warps > 1 && launch.bytes() > device.shared_bytes_per_block) launch.warps /= 2;
+}
+
 inline void launch_paged_kernel(void (*kernel)(PagedStep, PagedLaunch), const PagedStep& step,
                                 const PagedLaunch& launch, bool overlaps, cudaStream_t stream) {
   check_cuda(
@@ -17,7 +22,7 @@ inline void launch_paged_kernel(void (*kernel)(PagedStep, PagedLaunch), const Pa
                                   cudaSharedmemCarveoutMaxShared),
              "paged_step: shared memory");
   cudaLaunchConfig_t config{};
-  const int64_t blocks = launch.items(step) / launch.warps;
+  const int64_t blocks = (launch.items(step) + launch.warps - 1) / launch.warps;
   config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(step.sequences));
   config.blockDim = dim3(32 * launch.warps);
   config.dynamicSmemBytes = launch.bytes();
@@ -36,7 +41,7 @@ bool launch_paged_state(const PagedStep& step, const Device& device, bool overla
                         cudaStream_t stream) {
   if (step.state_dim != kState) return false;
   PagedLaunch launch = choose_paged_launch(step, sizeof(State), device);
-  while (launch.warps > 1 && launch.bytes() > device.shared_bytes_per_block) launch.warps /= 2;
+  fit_warps(launch, device);
   if (launch.rows == 0 || launch.bytes() > device.shared_bytes_per_block) return false;
   launch_paged_kernel(step.rule == REPLAYSSM_PAGED_SINGLE
                           ? paged_single_kernel<kFamily, Act, State, kState>

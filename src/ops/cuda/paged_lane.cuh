@@ -15,7 +15,6 @@ class PagedLane {
   static constexpr int kRows = paged_lane_rows(kState), kPass = paged_pass_rows(kState);
   static constexpr int kRowWords = kPerLane * int(sizeof(State)) / 16;
   static constexpr int kWords = kRows * kRowWords, kDepth = paged_depth(kSingle);
-  static constexpr int kAhead = 2;  // cached rows whose values a lane holds
   using Values = Raw<Act, kRows>;
 
   __device__ PagedLane(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
@@ -73,31 +72,22 @@ class PagedLane {
     }
   }
 
-  // Folds the cached rows. ahead: the values of rows `lane` and `lane` + 8; held: keys in shared
-  // memory, null where there is no room.
+  // Folds the cached rows.
   __device__ void fold(const PagedStep& p, const PagedItem& b, const float* weights, float decay,
-                       int pass, const Values (&ahead)[kAhead], const Act* held,
-                       float (&s)[kRows][kPerLane]) const {
+                       int pass, float (&s)[kRows][kPerLane]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) s[r][e] *= decay;
     const Act* keys = at<Act>(p.cache_k, b.row.slot, b.key_head);
-#pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int rows = min(b.row.history - n * kRowLanes, kRowLanes);
-#pragma unroll 1
-      for (int i = 0; i < rows; ++i) {
-        const int j = n * kRowLanes + i;
-        fold_row(key(p, b, keys, held, j), weights[j], ahead[n].of_lane(i), s);
-      }
-    }
-#pragma unroll 1
-    for (int j = kAhead * kRowLanes; j < b.row.history; ++j) {
-      Values values;
-      values.load(cached_values(p, b, pass) +
-                  b.row.place(j, p.ring, !kSingle) * p.cache_v.stride[2]);
-      fold_row(key(p, b, keys, held, j), weights[j], values, s);
+    const Act* values = cached_values(p, b, pass);
+#pragma unroll 2
+    for (int j = 0; j < b.row.history; ++j) {
+      const int place = b.row.place(j, p.ring, !kSingle);
+      float k[kPerLane], v[kRows];
+      load_as<Map>(keys + place * p.cache_k.stride[2], lane, k);
+      load_elements<Act, kRows>(values + place * p.cache_v.stride[2], v);
+      add_row(weights[j], v, k, s);
     }
   }
 
@@ -120,18 +110,6 @@ class PagedLane {
   const int lane;
 
  private:
-  __device__ static const Act* key(const PagedStep& p, const PagedItem& b, const Act* keys,
-                                   const Act* held, int j) {
-    return held ? held + j * kState : keys + b.row.place(j, p.ring, !kSingle) * p.cache_k.stride[2];
-  }
-  __device__ void fold_row(const Act* key, float weight, const Values& values,
-                           float (&s)[kRows][kPerLane]) const {
-    float k[kPerLane], v[kRows];
-    load_as<Map>(key, lane, k);
-    values.read(v);
-    add_row(weight, v, k, s);
-  }
-
   __device__ void fetch(int pass) {
     if (live(pass)) {
       uint4* to = stream_ + pass % kDepth * kWords * 32;

@@ -24,20 +24,19 @@ class PagedSingle {
   using ActMap = RowMap<Act, kState>;
   static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   static constexpr int kPerLane = kState / kRowLanes, kRows = Lane::kRows;
-  static constexpr int kAhead = Lane::kAhead;
+  static constexpr int kAhead = 2;  // rows of values that a lane holds
+  static constexpr int kGroups = 32 / kRowLanes, kTurns = 4;
 
-  // shared: the block's memory; own: this warp's part of it.
   __device__ PagedSingle(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
-                         float* shared, float* own)
+                         float* shared)
       : p_(p),
         b_(b),
-        lane_(p, launch, b, own + launch.layout.stream),
+        lane_(p, launch, b, shared + launch.layout.stream),
         key_query_(shared + launch.layout.key_query),
         key_key_(shared + launch.layout.key_key),
-        weights_(own + launch.layout.weights),
-        held_(launch.layout.held ? reinterpret_cast<Act*>(shared + launch.layout.held) : nullptr),
-        decay_(own + launch.layout.decay),
-        beta_(own + launch.layout.beta) {}
+        weights_(shared + launch.layout.weights),
+        decay_(shared + launch.layout.decay),
+        beta_(shared + launch.layout.beta) {}
 
   __device__ void run() {
     lane_.start();
@@ -47,7 +46,7 @@ class PagedSingle {
     load(0, next);
     form_products();
     form_gates(inputs);
-    __syncthreads();
+    __syncwarp();
     float q[kPerLane], k[kPerLane];
     load_vectors(q, k);
     float with_q[kAhead], with_k[kAhead];
@@ -104,21 +103,23 @@ class PagedSingle {
 
   // Products of the keys with the query (and the new key), eight lanes for a key.
   __device__ void form_products() {
-    const int groups = blockDim.x / kRowLanes, group = threadIdx.x / kRowLanes;
-    RawRow<Act, kState> raw_q, raw_k, next;
+    const int group = threadIdx.x % 32 / kRowLanes;
+    RawRow<Act, kState> raw_q, raw_k, keys[kTurns];
     raw_q.load(query(), lane_.lane);
     raw_k.load(key(), lane_.lane);
-    next.load(product_key(group), lane_.lane);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn)
+      keys[turn].load(product_key(turn * kGroups + group), lane_.lane);
     float q[kPerLane], k[kPerLane];
     raw_q.read(q);
     raw_k.read(k);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn)
+      if (turn * kGroups < rows()) form_product(turn * kGroups + group, keys[turn], q, k);
 #pragma unroll 1
-    for (int first = 0; first < rows(); first += groups) {
-      const RawRow<Act, kState> now = next;
-      if (first + groups < rows()) next.load(product_key(first + groups + group), lane_.lane);
-      const int j = first + group;
-      form_product(j, now, q, k);
-      if (b_.row.flushes && held_ && j < b_.row.history) now.store(held_ + j * kState, lane_.lane);
+    for (int j = kTurns * kGroups; j < rows(); j += kGroups) {
+      keys[0].load(product_key(j + group), lane_.lane);
+      form_product(j + group, keys[0], q, k);
     }
     if constexpr (kDelta) {
       own_product_ = row_sum(dot(k, q));
@@ -131,7 +132,7 @@ class PagedSingle {
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) k[e] *= key_scale_;
     }
-    if (b_.owns_keys && !b_.row.flushes && threadIdx.x % 32 < kRowLanes) store_key(k);
+    if (b_.owns_keys && !b_.row.flushes && group == 0) store_key(k);
   }
   // Of row j. Warps stay whole: sums go over all lanes.
   __device__ void form_product(int j, const RawRow<Act, kState>& raw, const float (&q)[kPerLane],
@@ -224,7 +225,7 @@ class PagedSingle {
 
   __device__ void flush(int pass, const Pass& now, const float (&q)[kPerLane],
                         const float (&k)[kPerLane], float (&s)[kRows][kPerLane]) const {
-    lane_.fold(p_, b_, weights_, *decay_, pass, now.values, held_, s);
+    lane_.fold(p_, b_, weights_, *decay_, pass, s);
     float out[kRows], known[kRows], v[kRows];
     if constexpr (kDelta) {
 #pragma unroll
@@ -273,7 +274,6 @@ class PagedSingle {
   float* const key_query_;
   float* const key_key_;
   float* const weights_;
-  Act* const held_;
   float* const decay_;
   float* const beta_;
   float query_scale_ = 1, key_scale_ = 1, own_product_ = 0;
@@ -285,11 +285,12 @@ __global__ void __launch_bounds__(32 * kPagedWarps, 3)
                         const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(16) float shared_floats[];
   wait_for_predecessor();
-  const int warp = threadIdx.x / 32;
-  const PagedItem b = paged_item(p, launch, blockIdx.x * launch.warps + warp);
+  const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
+  if (item >= launch.items(p)) return;
+  const PagedItem b = paged_item(p, launch, item);
   if (b.row.slot < 0) return pad_outputs(p, launch, b);
-  float* const own = shared_floats + launch.layout.block + warp * launch.layout.warp;
-  PagedSingle<kFamily, Act, State, kState>(p, launch, b, shared_floats, own).run();
+  PagedSingle<kFamily, Act, State, kState>(p, launch, b, shared_floats + warp * launch.layout.total)
+      .run();
 }
 
 }  // namespace replayssm::cuda

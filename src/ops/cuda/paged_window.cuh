@@ -1,11 +1,10 @@
 // A window of new tokens per sequence over paged caches: what verifies a draft.
 //
-// Grid: (items, sequences), an item being a piece of a head's rows; every warp takes one, those of
-// a block have one key head. A warp's lanes start the first pass over the state. Meanwhile the
-// block lays the window's queries (Gated Delta: and its normalised keys, as the cache rounds them)
-// out in shared memory, every warp forms its decays, and, after a barrier, the block the products
-// of all keys with them. After another barrier every warp goes on alone, pass by pass and token by
-// token
+// Grid: (items, sequences), an item being a piece of a head's rows; every warp takes one and shares
+// nothing with the others of its block. Its lanes start the first passes over the state. Meanwhile
+// the warp lays the window's queries (Gated Delta: and its normalised keys, as the cache rounds
+// them) out in shared memory, forms the decays and the products of all keys with them. Then pass by
+// pass and token by token
 //
 //   r_s = P_s (a S q_s + sum_j w_j (k_j . q_s) v_j)                       j over the cached rows
 //   o_s = r_s + sum_{i <= s} w_i D_is (k_i . q_s) v_i                     i over the window
@@ -27,44 +26,38 @@ class PagedWindow {
   static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   static constexpr int kPerLane = kState / kRowLanes, kRows = Lane::kRows;
   static constexpr int kWidth = padded_width(kState);
-  static constexpr int kAhead = Lane::kAhead;
+  static constexpr int kAhead = 2;  // cached rows whose values a lane holds
 
-  // shared: the block's memory; own: this warp's part of it.
   __device__ PagedWindow(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
-                         float* shared, float* own)
+                         float* shared)
       : p_(p),
         layout_(launch.layout),
         b_(b),
-        lane_(p, launch, b, own + launch.layout.stream),
-        shared_(shared),
-        own_(own),
-        rows_(launch.rows),
-        owns_keys_(blockIdx.x * launch.warps % (launch.group * launch.slices) == 0) {}
+        lane_(p, launch, b, shared + launch.layout.stream),
+        shared_(shared) {}
 
   __device__ void run() {
-    fetch_values();
     lane_.start();
     PagedGateInputs inputs;
     inputs.load(p_, b_, b_.head, threadIdx.x % 32);
     stage_vectors();
     form_gates(inputs);
-    __syncthreads();
-    Values next;
-    load_pass(0, next);
+    __syncwarp();
     form_products();
-    copy_async_wait();
-    __syncthreads();
+    __syncwarp();
+    Values next;
+    load_cached(0, next);
     const int passes = lane_.passes();
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       const Values now = next;
-      if (pass + 1 < passes) load_pass(pass + 1, next);
+      if (pass + 1 < passes) load_cached(pass + 1, next);
       float s[kRows][kPerLane];
       lane_.take(pass, s);
       float decay = *this->decay();
       if (b_.row.flushes) {
         if (b_.row.history > 0) {
-          lane_.fold(p_, b_, weights(), decay, pass, now.rows, held(), s);
+          lane_.fold(p_, b_, weights(), decay, pass, s);
           lane_.store(pass, s);
         }
         decay = 1.0f;
@@ -78,13 +71,8 @@ class PagedWindow {
  private:
   __device__ float* queries() const { return shared_ + layout_.queries; }
   __device__ float* keys() const { return shared_ + layout_.keys; }
-  __device__ Act* held() const {
-    return layout_.held ? reinterpret_cast<Act*>(shared_ + layout_.held) : nullptr;
-  }
-  // The window's values in the item's rows.
-  __device__ Act* values() const { return reinterpret_cast<Act*>(own_ + layout_.values); }
-  __device__ float* decay() const { return own_ + layout_.decay; }
-  __device__ float* weights() const { return own_ + layout_.weights; }
+  __device__ float* decay() const { return shared_ + layout_.decay; }
+  __device__ float* weights() const { return shared_ + layout_.weights; }
   // [cached rows and window, padded_window]
   __device__ float* key_query(int j) const {
     return shared_ + layout_.key_query + j * layout_.padded_window;
@@ -92,11 +80,11 @@ class PagedWindow {
   __device__ float* key_key(int j) const {
     return shared_ + layout_.key_key + j * layout_.padded_window;
   }
-  __device__ float* prefix() const { return own_ + layout_.prefix; }
-  __device__ float* beta() const { return own_ + layout_.beta; }
+  __device__ float* prefix() const { return shared_ + layout_.prefix; }
+  __device__ float* beta() const { return shared_ + layout_.beta; }
   // Decay and weight of the window's row i in token s.
   __device__ float* within(int s) const {
-    return own_ + layout_.within + s * layout_.padded_window;
+    return shared_ + layout_.within + s * layout_.padded_window;
   }
   __device__ int place(int i) const { return b_.row.place(b_.row.history + i, p_.ring, true); }
   __device__ const Act* fresh(const PagedValues& x, int i) const {
@@ -105,7 +93,7 @@ class PagedWindow {
 
   // Eight lanes for a vector of the window.
   __device__ void stage_vectors() const {
-    const int groups = blockDim.x / kRowLanes, group = threadIdx.x / kRowLanes;
+    const int groups = 32 / kRowLanes, group = threadIdx.x % 32 / kRowLanes;
     const int kinds = kDelta ? 2 : 1, count = b_.row.window * kinds;
     const int turns = (count + groups - 1) / groups;
 #pragma unroll 1
@@ -124,11 +112,11 @@ class PagedWindow {
       if (is_key) {
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) x[e] = to_float(from_float<Act>(x[e]));
-        if (owns_keys_) cache_key(i, x);
+        if (b_.owns_keys) cache_key(i, x);
       }
       store_padded<ActMap>((is_key ? keys() : queries()) + i * kWidth, lane_.lane, x);
     }
-    if (!kDelta && owns_keys_) {
+    if (!kDelta && b_.owns_keys) {
       for (int i = group; i < b_.row.window; i += groups) {
         float x[kPerLane];
         load_as<ActMap>(fresh(p_.k, i), lane_.lane, x);
@@ -169,22 +157,16 @@ class PagedWindow {
 
   // Eight lanes for a key; of eight products each lane keeps one.
   __device__ void form_products() const {
-    const int groups = blockDim.x / kRowLanes, group = threadIdx.x / kRowLanes;
-    const int rows = b_.row.flushes && !held() ? 0 : b_.row.history;
+    const int groups = 32 / kRowLanes, group = threadIdx.x % 32 / kRowLanes;
+    const int rows = mixed();
     RawRow<Act, kState> next;
     if (rows > 0) next.load(cached_key(min(group, rows - 1)), lane_.lane);
 #pragma unroll 1
     for (int first = 0; first < rows; first += groups) {
-      const RawRow<Act, kState> now = next;
       float k[kPerLane];
-      now.read(k);
+      next.read(k);
       next.load(cached_key(min(first + groups + group, rows - 1)), lane_.lane);
-      const bool live = first + group < rows;
-      if (!b_.row.flushes) {
-        multiply(k, first + group, live);
-      } else if (live) {
-        now.store(held() + (first + group) * kState, lane_.lane);
-      }
+      multiply(k, first + group, first + group < rows);
     }
 #pragma unroll 1
     for (int first = 0; first < b_.row.window; first += groups) {
@@ -227,37 +209,20 @@ class PagedWindow {
   // Rows that the readout mixes in; a flush has folded them.
   __device__ int mixed() const { return b_.row.flushes ? 0 : b_.row.history; }
 
-  // What a lane needs for a pass besides the state: values of cached rows, D.
+  // The values of the cached rows that this lane adds, of a pass.
   struct Values {
     typename Lane::Values rows[kAhead];
-    RawValue skip;
   };
   __device__ const Act* cached(int pass, int j) const {
     return lane_.cached_values(p_, b_, pass) +
            b_.row.place(j, p_.ring, true) * p_.cache_v.stride[2];
   }
-  __device__ void load_pass(int pass, Values& x) const {
+  __device__ void load_cached(int pass, Values& values) const {
 #pragma unroll
     for (int n = 0; n < kAhead; ++n)
-      if (lane_.lane + n * kRowLanes < b_.row.history)
-        x.rows[n].load(cached(pass, lane_.lane + n * kRowLanes));
-    if (!kDelta && p_.skip.data)
-      x.skip.load(p_.skip, b_.head * p_.skip.stride[0] + lane_.owned(b_, pass) * p_.skip.stride[1]);
+      if (lane_.lane + n * kRowLanes < mixed())
+        values.rows[n].load(cached(pass, lane_.lane + n * kRowLanes));
   }
-  // The window's values on their way to shared memory, with the lane's first pass.
-  __device__ void fetch_values() const {
-    constexpr int kPiece = 16 / sizeof(Act);
-    const int pieces = rows_ / kPiece;
-    for (int n = threadIdx.x % 32; n < b_.row.window * pieces; n += 32) {
-      const int i = n / pieces, at_row = (n - i * pieces) * kPiece;
-      copy_async_16(values() + i * rows_ + at_row,
-                    at<Act>(p_.v, b_.row.token + i, b_.head) + b_.first_row + at_row);
-    }
-  }
-  __device__ float fresh_value(int i, int row) const {
-    return to_float(values()[i * rows_ + row - b_.first_row]);
-  }
-
   // Times its weight.
   __device__ void weigh(int j, const typename Lane::Values& raw, float (&v)[kRows]) const {
     raw.read(v);
@@ -299,12 +264,10 @@ class PagedWindow {
                              const float (&s)[kRows][kPerLane]) const {
     const int count = min(b_.row.window - first, kPagedChunk);
     const int row = lane_.owned(b_, pass);
-    RawValue z[kPagedChunk];
-    if (!kDelta && p_.z.data) {
+    Fresh fresh[kPagedChunk];
 #pragma unroll
-      for (int n = 0; n < kPagedChunk; ++n)
-        if (n < count) z[n].load(p_.z, index(p_.z, b_.row.token + first + n, b_.head) + row);
-    }
+    for (int n = 0; n < kPagedChunk; ++n)
+      if (n < count) fresh[n].load(*this, first + n, row);
     float cached_rows[kAhead][kRows];
 #pragma unroll
     for (int n = 0; n < kAhead; ++n)
@@ -320,17 +283,28 @@ class PagedWindow {
     }
 #pragma unroll 1
     for (int i = 0; i < first; ++i) add_token<0>(i, first, count, earlier_value(i, row), o, known);
-    finish_from<0>(pass, first, count, row, values.skip, z, o, known);
+    finish_from<0>(pass, first, count, row, fresh, o, known);
   }
+
+  // What a lane needs of a new token to finish its row.
+  struct Fresh {
+    Act value;
+    PagedFinish finish;
+    __device__ void load(const PagedWindow& w, int i, int row) {
+      const int64_t token = w.b_.row.token + i;
+      value = at<Act>(w.p_.v, token, w.b_.head)[row];
+      if constexpr (!kDelta) finish.load(w.p_, token, w.b_.head, row);
+    }
+  };
 
   // Of an earlier chunk's token.
   __device__ float earlier_value(int i, int row) const {
     if constexpr (kDelta) return corrected(i);
-    return fresh_value(i, row);
+    return to_float(at<Act>(p_.v, b_.row.token + i, b_.head)[row]);
   }
   // d of the window's row i, in the row of the pass that this lane finishes.
   __device__ float& corrected(int i) const {
-    return own_[layout_.corrected + i * 32 + threadIdx.x % 32];
+    return shared_[layout_.corrected + i * 32 + threadIdx.x % 32];
   }
 
   // Adds the window's row i to the chunk's tokens from kFrom on.
@@ -350,19 +324,19 @@ class PagedWindow {
   }
 
   template <int kToken>
-  __device__ void finish_from(int pass, int first, int count, int row, const RawValue& skip,
-                              const RawValue (&z)[kPagedChunk], float (&o)[kPagedChunk],
+  __device__ void finish_from(int pass, int first, int count, int row,
+                              const Fresh (&fresh)[kPagedChunk], float (&o)[kPagedChunk],
                               float (&known)[kPagedChunk]) const {
     if constexpr (kToken < kPagedChunk) {
       if (kToken >= count) return;
       const int i = first + kToken;
-      float v = fresh_value(i, row);
+      float v = to_float(fresh[kToken].value);
       if constexpr (kDelta) v = beta()[i] * (v - known[kToken]);
       add_token<kToken>(i, first, count, v, o, known);
-      if constexpr (!kDelta) o[kToken] = PagedFinish{skip, z[kToken]}.apply(p_, o[kToken], v);
+      if constexpr (!kDelta) o[kToken] = fresh[kToken].finish.apply(p_, o[kToken], v);
       if (lane_.owns(pass)) keep(i, row, v, o[kToken]);
       if (kDelta && b_.row.window > kPagedChunk) corrected(i) = v;
-      finish_from<kToken + 1>(pass, first, count, row, skip, z, o, known);
+      finish_from<kToken + 1>(pass, first, count, row, fresh, o, known);
     }
   }
   // Caches the token's value and writes its output.
@@ -377,9 +351,6 @@ class PagedWindow {
   const PagedItem& b_;
   Lane lane_;
   float* const shared_;
-  float* const own_;
-  const int rows_;
-  const bool owns_keys_;  // this block caches the window's keys
 };
 
 template <replayssm_family kFamily, class Act, class State, int kState>
@@ -388,12 +359,13 @@ __global__ void __launch_bounds__(32 * kPagedWarps, 3)
                         const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(16) float shared_floats[];
   wait_for_predecessor();
-  const int warp = threadIdx.x / 32;
-  const PagedItem b = paged_item(p, launch, blockIdx.x * launch.warps + warp);
+  const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
+  if (item >= launch.items(p)) return;
+  const PagedItem b = paged_item(p, launch, item);
   if (b.row.slot < 0) return pad_outputs(p, launch, b);
   if (b.row.window <= 0 && !b.row.flushes) return;
-  float* const own = shared_floats + launch.layout.block + warp * launch.layout.warp;
-  PagedWindow<kFamily, Act, State, kState>(p, launch, b, shared_floats, own).run();
+  PagedWindow<kFamily, Act, State, kState>(p, launch, b, shared_floats + warp * launch.layout.total)
+      .run();
 }
 
 }  // namespace replayssm::cuda
