@@ -214,3 +214,13 @@ def test_ops_pass_the_library_checks():
         ),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_traced_whole(call):
+    function, make = CALLS[call]
+    arguments = make()
+    if call == "mamba2_spec":
+        per_head = torch.zeros(HEADS, 1).expand(-1, DIM)
+        arguments |= {"D": per_head, "dt_bias": per_head}
+    torch.compile(lambda: function(**arguments), fullgraph=True, backend="aot_eager")()
