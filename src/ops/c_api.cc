@@ -1,14 +1,9 @@
 // The C interface: its structs are those of the C++ interface under other names, its functions
 // convert, call and turn exceptions into a status.
 
-#include <bit>
-#include <cstdio>
 #include <new>
-#include <type_traits>
 
-#include "core/buffer.h"
-#include "core/check.h"
-#include "core/thread_pool.h"
+#include "ops/c_api_context.h"
 #include "ops/c_api_layout.h"
 #include "ops/check_params.h"
 #include "ops/cpu/recurrent.h"
@@ -17,23 +12,8 @@
 #include "replay/cursors.h"
 #include "replayssm/replayssm.h"
 
-struct replayssm_context {
-  explicit replayssm_context(int threads) : pool(threads) {}
-
-  replayssm::ThreadPool pool;
-  replayssm::Buffer workspace{};
-  char error[1024] = "";
-};
-
 namespace replayssm {
 namespace {
-
-// A C struct as its C++ twin (c_api_layout.h).
-template <class To, class From>
-To twin(const From& from) {
-  static_assert(std::is_trivially_copyable_v<To> && sizeof(To) == sizeof(From));
-  return std::bit_cast<To>(from);
-}
 
 RecurrentShape to_shape(const replayssm_shape& shape) { return twin<RecurrentShape>(shape); }
 RingConfig to_ring(const replayssm_ring_config& ring) { return twin<RingConfig>(ring); }
@@ -48,30 +28,6 @@ Params to_slots(const replayssm_slots& slots) {
   p.conv_inputs = slots.conv_inputs;
   p.channels = slots.channels;
   return p;
-}
-
-replayssm_status note(replayssm_context* context, replayssm_status status, const char* what) {
-  std::snprintf(context->error, sizeof context->error, "%s", what);
-  return status;
-}
-
-// Calls fn(arguments) where none of them is null; exceptions become a status.
-template <class Fn, class... Args>
-replayssm_status guarded(replayssm_context* context, Fn&& fn, const Args*... arguments) noexcept {
-  if (context == nullptr) return REPLAYSSM_INVALID_ARGUMENT;
-  try {
-    if (((arguments == nullptr) || ...)) fail("arguments: expected structs, got a null pointer");
-    fn(*arguments...);
-    return REPLAYSSM_OK;
-  } catch (const std::bad_alloc&) {
-    return note(context, REPLAYSSM_OUT_OF_MEMORY, "out of memory");
-  } catch (const Error& error) {
-    return note(context, REPLAYSSM_INVALID_ARGUMENT, error.what());
-  } catch (const std::exception& error) {
-    return note(context, REPLAYSSM_INTERNAL_ERROR, error.what());
-  } catch (...) {
-    return note(context, REPLAYSSM_INTERNAL_ERROR, "unknown error");
-  }
 }
 
 // Scratch memory of a call; grows to the largest that was needed.

@@ -1,0 +1,266 @@
+// What the paged decode kernels share: where a block and a lane stand, the gates of a head, sums
+// over lanes, elements of a type that is known only at run time.
+#pragma once
+
+#include "ops/cuda/async_copy.cuh"
+#include "ops/cuda/elements.cuh"
+#include "ops/cuda/paged_layout.h"
+#include "ops/cuda/reduce.cuh"
+
+namespace replayssm::cuda {
+
+__device__ inline float value_at(const PagedValues& x, int64_t at) {
+  if (x.dtype == REPLAYSSM_FLOAT32) return static_cast<const float*>(x.data)[at];
+  if (x.dtype == REPLAYSSM_BFLOAT16) return to_float(static_cast<const Bf16*>(x.data)[at]);
+  return to_float(static_cast<const Fp16*>(x.data)[at]);
+}
+__device__ inline void set_value(const PagedValues& x, int64_t at, float value) {
+  if (x.dtype == REPLAYSSM_FLOAT32) static_cast<float*>(x.data)[at] = value;
+  if (x.dtype == REPLAYSSM_BFLOAT16) static_cast<Bf16*>(x.data)[at] = from_float<Bf16>(value);
+  if (x.dtype == REPLAYSSM_FLOAT16) static_cast<Fp16*>(x.data)[at] = from_float<Fp16>(value);
+}
+// `value` as x stores it.
+__device__ inline float rounded_as(const PagedValues& x, float value) {
+  if (x.dtype == REPLAYSSM_BFLOAT16) return to_float(from_float<Bf16>(value));
+  if (x.dtype == REPLAYSSM_FLOAT16) return to_float(from_float<Fp16>(value));
+  return value;
+}
+
+template <class T>
+__device__ inline T* at(const PagedValues& x, int64_t i, int64_t j, int64_t k = 0) {
+  return static_cast<T*>(x.data) + i * x.stride[0] + j * x.stride[1] + k * x.stride[2];
+}
+__device__ inline int64_t index(const PagedValues& x, int64_t i, int64_t j, int64_t k = 0) {
+  return i * x.stride[0] + j * x.stride[1] + k * x.stride[2];
+}
+
+// kElems elements as they lie in memory.
+template <class T, int kElems>
+struct Raw {
+  using W = Word<kElems * sizeof(T)>;
+  W word{};
+  __device__ void load(const T* from) { word = *reinterpret_cast<const W*>(from); }
+  __device__ void read(float (&x)[kElems]) const {
+    constexpr int kPerRegister = 4 / sizeof(T), kRegisters = sizeof(W) / 4;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i)
+      widen<T>(reinterpret_cast<const uint32_t*>(&word)[i], x + i * kPerRegister);
+  }
+};
+
+// A lane's share of a row of T, in the places where Map's rows have theirs.
+template <class Map, class T, int kPerLane>
+__device__ inline void load_as(const T* row, int lane, float (&x)[kPerLane]) {
+  constexpr int kMost = 16 / sizeof(T), kRun = Map::kElems < kMost ? Map::kElems : kMost;
+#pragma unroll
+  for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+    for (int e = 0; e < Map::kElems; e += kRun)
+      load_elements<T, kRun>(row + Map::element(c, lane) + e, x + c * Map::kElems + e);
+}
+
+// This lane's share of a row of T as it lies in memory.
+template <class T, int kState>
+struct RawRow {
+  using Map = RowMap<T, kState>;
+  uint4 words[Map::kChunks];
+
+  __device__ void load(const T* row, int lane) {
+#pragma unroll
+    for (int c = 0; c < Map::kChunks; ++c)
+      words[c] = *reinterpret_cast<const uint4*>(row + Map::element(c, lane));
+  }
+  __device__ void read(float (&x)[Map::kPerLane]) const {
+    constexpr int kPerRegister = 4 / sizeof(T);
+#pragma unroll
+    for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        widen<T>(reinterpret_cast<const uint32_t*>(&words[c])[i],
+                 x + c * Map::kElems + i * kPerRegister);
+  }
+};
+
+// Sums of kRows values over a row's eight lanes; lane l gets that of row owned_row<kRows>(l).
+template <int kRows>
+__device__ inline int owned_row(int lane) {
+  if constexpr (kRows == 8) return lane;
+  if constexpr (kRows == 4) return lane >> 1;
+  if constexpr (kRows == 2) return lane >> 2;
+  return 0;
+}
+template <int kRows>
+__device__ inline float sum_rows(const float (&x)[kRows], int lane) {
+  float part[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) part[r] = x[r];
+#pragma unroll
+  for (int bit = 4, count = kRows; bit > 0; bit /= 2) {
+    const bool upper = lane & bit;
+    if (count > 1) {
+      count /= 2;
+#pragma unroll
+      for (int r = 0; r < count; ++r) {
+        const float kept = upper ? part[r + count] : part[r];
+        const float sent = upper ? part[r] : part[r + count];
+        part[r] = kept + __shfl_xor_sync(kAllLanes, sent, bit);
+      }
+    } else {
+      part[0] += __shfl_xor_sync(kAllLanes, part[0], bit);
+    }
+  }
+  return part[0];
+}
+
+// Where a warp stands: a piece of a head's rows, of one sequence.
+struct PagedItem {
+  PagedRow row;
+  int sequence, head, first_row, key_head;
+  bool owns_gates, owns_keys;  // caches the window's gates, its keys
+};
+
+__device__ inline PagedItem paged_item(const PagedStep& p, const PagedLaunch& launch, int item) {
+  PagedItem b;
+  b.sequence = blockIdx.y;
+  b.head = item / launch.slices;
+  const int slice = item - b.head * launch.slices;
+  b.first_row = slice * launch.rows;
+  b.key_head = b.head / launch.group;
+  b.owns_gates = slice == 0;
+  b.owns_keys = slice == 0 && b.head == b.key_head * launch.group;
+  b.row = paged_row(p, b.sequence);
+  b.row.window = min(b.row.window, launch.layout.window);
+  return b;
+}
+
+// A token's time step, or what stands for it, with its log decay and its weight in the state.
+struct PagedGate {
+  float cached, log_decay, weight;
+};
+
+// The bits of a value: loading them waits for nothing, unlike a conversion.
+struct RawValue {
+  uint32_t bits = 0;
+
+  __device__ void load(const PagedValues& x, int64_t at) {
+    bits = x.dtype == REPLAYSSM_FLOAT32 ? static_cast<const uint32_t*>(x.data)[at]
+                                        : static_cast<const uint16_t*>(x.data)[at];
+  }
+  // As an element of x.
+  __device__ float read(const PagedValues& x) const {
+    if (x.dtype == REPLAYSSM_FLOAT32) return __uint_as_float(bits);
+    if (x.dtype == REPLAYSSM_BFLOAT16) return __uint_as_float(bits << 16);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+};
+
+// What a lane of the warp that forms a head's gates loads: constants of the head, a token of the
+// window, a cached row, newest first.
+struct PagedGateInputs {
+  RawValue a, bias, dt, beta;
+  float cached = 0;
+
+  __device__ static const float* cache(const PagedStep& p, const PagedItem& b, int head, int j) {
+    const int place = b.row.place(j, p.ring, p.rule == REPLAYSSM_PAGED_WINDOW);
+    return at<float>(p.cache_g, b.row.slot, head, place);
+  }
+  __device__ void load(const PagedStep& p, const PagedItem& b, int head, int token) {
+    const int j = b.row.history - 1 - static_cast<int>(threadIdx.x % 32);
+    a.load(p.a, head * p.a.stride[0]);
+    if (p.dt_bias.data) bias.load(p.dt_bias, head * p.dt_bias.stride[0]);
+    if (token < b.row.window) {
+      dt.load(p.dt, index(p.dt, b.row.token + token, head));
+      if (p.beta.data) beta.load(p.beta, index(p.beta, b.row.token + token, head));
+    }
+    if (j >= 0) cached = *cache(p, b, head, j);
+  }
+  __device__ float strength(const PagedStep& p) const {
+    return 1.0f / (1.0f + expf(-beta.read(p.beta)));
+  }
+};
+
+struct PagedHeadGates {
+  float a, bias;
+  bool delta, softplus;
+
+  __device__ PagedHeadGates(const PagedStep& p, const PagedGateInputs& inputs)
+      : a(inputs.a.read(p.a)),
+        bias(p.dt_bias.data ? inputs.bias.read(p.dt_bias) : 0.0f),
+        delta(p.family != REPLAYSSM_MAMBA2),
+        softplus(p.softplus || delta) {
+    if (delta) a = -expf(a);
+  }
+  __device__ float step(float raw) const {
+    const float x = raw + bias;
+    return softplus && x <= kSoftplusThreshold ? cuda::softplus(x) : x;
+  }
+  // Of a new token.
+  __device__ PagedGate fresh(float raw, bool keeps_raw) const {
+    const float dt = step(raw);
+    if (delta) return {a * dt, a * dt, 1.0f};
+    return {keeps_raw ? raw : dt, a * dt, dt};
+  }
+  // Of a cached one.
+  __device__ PagedGate cached(float value, bool is_raw) const {
+    if (delta) return {value, value, 1.0f};
+    const float dt = is_raw ? step(value) : value;
+    return {value, a * dt, dt};
+  }
+};
+
+// Weights of the cached rows as the state's latest row sees them, shifted by `shift`, and the decay
+// of the state itself. A warp's work; sums run from the newest row backwards, so that no exponent
+// is a difference of large numbers.
+__device__ inline void form_weights(const PagedStep& p, const PagedItem& b,
+                                    const PagedHeadGates& gates, float newest, int head,
+                                    float shift, float* weights, float* decay) {
+  const int lane = threadIdx.x % 32;
+  float newer = 0;
+#pragma unroll 1
+  for (int first = 0; first < b.row.history; first += 32) {
+    const int j = b.row.history - 1 - first - lane;
+    PagedGate gate{0, 0, 0};
+    if (j >= 0) {
+      const float value = first == 0 ? newest : *PagedGateInputs::cache(p, b, head, j);
+      gate = gates.cached(value, p.rule == REPLAYSSM_PAGED_WINDOW);
+    }
+    float sum = gate.log_decay;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float other = __shfl_up_sync(kAllLanes, sum, step);
+      if (lane >= step) sum += other;
+    }
+    const float before = __shfl_up_sync(kAllLanes, sum, 1);
+    if (j >= 0)
+      weights[j] = gate.weight * expf(fminf(newer + (lane == 0 ? 0.0f : before), 0.0f) + shift);
+    newer += __shfl_sync(kAllLanes, sum, 31);
+  }
+  if (lane == 0) *decay = expf(fminf(newer, 0.0f) + shift);
+}
+
+// What follows the readout: o + v D, times silu(z).
+struct PagedFinish {
+  RawValue skip, z;
+
+  __device__ void load(const PagedStep& p, int64_t token, int head, int row) {
+    if (p.skip.data) skip.load(p.skip, head * p.skip.stride[0] + row * p.skip.stride[1]);
+    if (p.z.data) z.load(p.z, index(p.z, token, head) + row);
+  }
+  __device__ float apply(const PagedStep& p, float o, float v) const {
+    if (p.skip.data) o += v * skip.read(p.skip);
+    if (!p.z.data) return o;
+    const float gate = z.read(p.z);
+    return o * gate / (1.0f + __expf(-gate));
+  }
+};
+
+// Padded rows of the batch: zeros for Gated Delta, nothing for Mamba-2.
+__device__ inline void pad_outputs(const PagedStep& p, const PagedLaunch& launch,
+                                   const PagedItem& b) {
+  if (p.family == REPLAYSSM_MAMBA2) return;
+  for (int i = 0; i < b.row.window; ++i)
+    for (int n = threadIdx.x % 32; n < launch.rows; n += 32)
+      set_value(p.out, index(p.out, b.row.token + i, b.head) + b.first_row + n, 0.0f);
+}
+
+}  // namespace replayssm::cuda
