@@ -1,21 +1,24 @@
 // Times the decode step of the recurrence on a CUDA device, replay and conventional interleaved:
 // cold L2, whole flush cycles with staggered sequences, CUDA graph, medians.
 //
-//   op_cuda [--batch N,N,...] [--only TEXT] [--tune]
+//   op_cuda [--batch N,N,...] [--window N,N,...] [--only TEXT] [--tree] [--tune]
 //
 // Columns: microseconds per layer and step, TB/s by the op's own bytes, those as a share of a pure
-// read measured in the same run, and the ratio to conventional. --tune tries launch configurations.
+// read measured in the same run, and the ratio to conventional. Of windows of several tokens so
+// many are accepted as an even draw from 1 .. window says. --tree makes every window a tree. --tune
+// tries launch configurations.
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "device_benchmark.cuh"
 #include "ops/cuda/recurrent.h"
+#include "replay/bytes.h"
 #include "replay/cursor.h"
 
 namespace replayssm {
@@ -48,34 +51,23 @@ const Op kOps[] = {
 
 constexpr DType kAct = DType::kBFloat16;
 
-// Bytes of one step of one layer, the mean over a flush cycle of windows of one token.
-double own_bytes(const Op& op, Route route, int64_t batch, int buffer_len) {
-  const auto& s = op.shape;
-  const double act = dtype_bytes(kAct), elements = double(s.heads * s.head_dim * s.state_dim);
-  const double checkpoint = elements * dtype_bytes(op.checkpoint);
-  const double gates =
-      s.family == Family::kKimiDelta ? s.heads * (4.0 + s.state_dim * act) : s.heads * 8.0;
-  const double values = s.heads * s.head_dim * act, keys = s.key_heads * s.state_dim * act;
-  const double row = values + keys + gates, in_out = row + keys + values;
-  if (route == Route::kConventional) return batch * (2 * checkpoint + in_out);
-  const double cycle = buffer_len, rows_read = (cycle - 1) / 2 + 1;
-  const double copy = op.fp8_copy ? elements + s.heads * s.head_dim * 4.0 : 0;
-  const double read = op.fp8_copy ? copy : checkpoint;
-  return batch * (read * (cycle - 1) / cycle + (2 * checkpoint + copy) / cycle +
-                  (rows_read + 1) * row + in_out);
-}
+struct Windows {
+  int32_t tokens = 1;
+  bool tree = false;
+};
 
 // Layers of one op over one batch; every step of a flush cycle has its own cursors.
 class Problem {
  public:
-  Problem(const Op& op, int64_t batch, int buffer_len)
-      : op_(op), batch_(batch), ring_{.buffer_len = buffer_len, .max_window = 1} {
+  Problem(const Op& op, int64_t batch, const Windows& windows)
+      : op_(op), batch_(batch), windows_(windows), ring_{.max_window = windows.tokens} {
     const auto& s = op.shape;
     const int64_t elements = s.heads * s.head_dim * s.state_dim;
     const int64_t least = int64_t{256} << 20;  // several times the L2
     const int64_t read = batch * elements * (op.fp8_copy ? 1 : dtype_bytes(op.checkpoint));
     layers_ = std::clamp<int64_t>(least / read, 2, 64);
-    const int64_t rows = batch * ring_rows(buffer_len, 1);
+    const int64_t rows = batch * ring_rows(ring_.buffer_len, ring_.max_window);
+    const int64_t tokens = batch * windows.tokens;
     const bool kda = s.family == Family::kKimiDelta;
     for (int64_t layer = 0; layer < layers_; ++layer) {
       RecurrentStepParams p;
@@ -96,59 +88,51 @@ class Problem {
       }
       p.v_stride = s.heads * s.head_dim;
       p.k_stride = p.q_stride = s.key_heads * s.state_dim;
-      p.v = memory_.random(batch * p.v_stride, kAct);
-      p.k = memory_.random(batch * p.k_stride, kAct);
-      p.q = memory_.random(batch * p.q_stride, kAct);
-      p.b = memory_.random<float>(batch * s.heads, DType::kFloat32, 0.4f, 0.5f);
-      p.g = memory_.random<float>(batch * s.heads, DType::kFloat32, 0.1f, -0.11f);
+      p.v = memory_.random(tokens * p.v_stride, kAct);
+      p.k = memory_.random(tokens * p.k_stride, kAct);
+      p.q = memory_.random(tokens * p.q_stride, kAct);
+      p.b = memory_.random<float>(tokens * s.heads, DType::kFloat32, 0.4f, 0.5f);
+      p.g = memory_.random<float>(tokens * s.heads, DType::kFloat32, 0.1f, -0.11f);
       if (kda) {
         p.gate_stride = s.heads * s.state_dim;
-        p.gate = memory_.random(batch * p.gate_stride, kAct);
+        p.gate = memory_.random(tokens * p.gate_stride, kAct);
         p.channel_gate.scale = memory_.random<float>(s.heads, DType::kFloat32, 0.1f, -0.2f);
         p.channel_gate.bias = memory_.random<float>(s.heads * s.state_dim, DType::kFloat32);
       }
-      p.o = memory_.take<void>(batch * s.heads * s.head_dim * dtype_bytes(kAct));
+      p.o = memory_.take<void>(tokens * s.heads * s.head_dim * dtype_bytes(kAct));
       p.o_dtype = kAct;
       params_.push_back(p);
     }
-    std::vector<int32_t> start, slot;
-    for (int64_t i = 0; i <= batch; ++i) start.push_back(static_cast<int32_t>(i));
+    std::vector<int32_t> start, slot, parent;
+    for (int64_t i = 0; i <= batch; ++i) start.push_back(static_cast<int32_t>(i * windows.tokens));
     for (int64_t i = 0; i < batch; ++i) slot.push_back(static_cast<int32_t>((i * 7 + 3) % batch));
     if (batch % 7 == 0)
       for (int64_t i = 0; i < batch; ++i) slot[i] = static_cast<int32_t>(i);
+    // Two branches from the root on.
+    for (int64_t i = 0; i < tokens; ++i)
+      parent.push_back(std::max<int32_t>(-1, static_cast<int32_t>(i % windows.tokens) - 2));
     query_start_ = memory_.upload(start);
     slot_ = memory_.upload(slot);
-    for (int step = 0; step < buffer_len; ++step) {
-      std::vector<Cursor> replay, conventional;
-      for (int64_t i = 0; i < batch; ++i) {
-        const int phase = static_cast<int>((step + i) % buffer_len);
-        const int64_t start_of = 3 + 16 * (i % 5);
-        // Phase 0 folds a full ring.
-        replay.push_back({.ring_start = start_of + (phase ? 0 : buffer_len),
-                          .ring_count = phase,
-                          .ring_limit = buffer_len,
-                          .fold_count = phase ? 0 : buffer_len});
-        conventional.push_back({.ring_start = start_of, .ring_limit = buffer_len});
-      }
-      cursors_.push_back(memory_.upload(replay));
-      no_history_.push_back(memory_.upload(conventional));
-    }
+    if (windows.tree) parent_ = memory_.upload(parent);
+    simulate();
     check(cudaDeviceSynchronize());
   }
 
-  int64_t layers() const { return layers_; }
-  int64_t steps_per_graph() const { return ring_.buffer_len * layers_; }
+  int64_t steps_per_graph() const { return kSteps * layers_; }
+  // Of one step of one layer, the mean over the graph.
+  double own_bytes(Route route) const {
+    return route == Route::kConventional ? conventional_bytes_ : replay_bytes_;
+  }
 
   cudaGraphExec_t graph(Route route, const cuda::LaunchConfig* config, cudaStream_t stream) {
     const auto device = cuda::current_device();
     cudaGraph_t captured;
     cudaGraphExec_t graph;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    for (int step = 0; step < ring_.buffer_len; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       for (auto& p : params_) {
         p.route = route;
-        p.batch = {batch_, query_start_, slot_,
-                   route == Route::kConventional ? no_history_[step] : cursors_[step], ring_};
+        p.batch = batch(route, step);
         RecurrentStepParams call = p;
         if (route == Route::kConventional) call.state.read_copy = {};
         if (config) {
@@ -166,24 +150,73 @@ class Problem {
   std::string chosen(Route route) {
     auto p = params_[0];
     p.route = route;
-    p.batch = {batch_, query_start_, slot_, cursors_[0], ring_};
+    p.batch = batch(route, 0);
     return cuda::to_string(cuda::choose_launch(cuda::describe(p), cuda::current_device()));
   }
 
  private:
+  static constexpr int kSteps = 16;
+
+  SequenceBatch batch(Route route, int step) const {
+    const bool conventional = route == Route::kConventional;
+    return {batch_, query_start_,
+            slot_,  conventional ? no_history_ : cursors_[step],
+            ring_,  conventional ? nullptr : parent_};
+  }
+
+  // Cursors as they are in the middle of long sequences that began at different times.
+  void simulate() {
+    std::mt19937 random(1);
+    std::vector<Cursor> cursors(batch_), conventional(batch_);
+    for (int64_t i = 0; i < batch_; ++i) {
+      cursors[i] =
+          conventional[i] = {.ring_start = 3 + 16 * (i % 5), .ring_limit = ring_.buffer_len};
+      cursors[i].ring_count = static_cast<int32_t>(1 + i % ring_.buffer_len);
+    }
+    no_history_ = memory_.upload(conventional);
+    const int warm_up = windows_.tokens == 1 ? 0 : 64;
+    for (int step = -warm_up; step < kSteps; ++step) {
+      for (Cursor& c : cursors) {
+        begin_step(c, windows_.tokens, ring_);
+        if (step >= 0) replay_bytes_ += step_bytes(c) / kSteps;
+      }
+      if (step >= 0) cursors_.push_back(memory_.upload(cursors));
+      for (Cursor& c : cursors) commit_step(c, 1 + random() % windows_.tokens, Route::kOutputOnly);
+    }
+    conventional_bytes_ =
+        static_cast<double>(batch_) * (2 * checkpoint_bytes(op_.shape, op_.checkpoint) + in_out());
+  }
+  double in_out() const {
+    return windows_.tokens *
+           double(token_input_bytes(op_.shape, kAct) + token_output_bytes(op_.shape, kAct));
+  }
+  double step_bytes(const Cursor& c) const {
+    const double copy = op_.fp8_copy ? read_copy_bytes(op_.shape, DType::kFloat8E4M3) : 0;
+    const double checkpoint = checkpoint_bytes(op_.shape, op_.checkpoint);
+    const double state = c.fold_count > 0 ? 2 * checkpoint + copy
+                         : op_.fp8_copy   ? copy
+                                          : checkpoint;
+    const double rows = c.fold_count + c.ring_count + windows_.tokens;
+    return state + rows * ring_row_bytes(op_.shape, kAct) + in_out();
+  }
+
   Op op_;
   int64_t batch_, layers_ = 0;
+  Windows windows_;
   RingConfig ring_;
+  double replay_bytes_ = 0, conventional_bytes_ = 0;
   Memory memory_;
   std::vector<RecurrentStepParams> params_;
-  int32_t *query_start_ = nullptr, *slot_ = nullptr;
-  std::vector<Cursor*> cursors_, no_history_;
+  int32_t *query_start_ = nullptr, *slot_ = nullptr, *parent_ = nullptr;
+  std::vector<Cursor*> cursors_;
+  Cursor* no_history_ = nullptr;
 };
 
 int repeats(int64_t batch) { return batch >= 128 ? 7 : 15; }
 
-void compare(const Op& op, int64_t batch, double ceiling, cudaStream_t stream) {
-  Problem problem(op, batch, 16);
+void compare(const Op& op, int64_t batch, const Windows& windows, double ceiling,
+             cudaStream_t stream) {
+  Problem problem(op, batch, windows);
   std::vector<cudaGraphExec_t> graphs{problem.graph(Route::kConventional, nullptr, stream),
                                       problem.graph(Route::kOutputOnly, nullptr, stream)};
   const auto ms = interleaved(graphs, stream, repeats(batch));
@@ -193,18 +226,20 @@ void compare(const Op& op, int64_t batch, double ceiling, cudaStream_t stream) {
     check(cudaGraphExecDestroy(graphs[i]));
   }
   const auto rate = [&](Route route, double time) {
-    return own_bytes(op, route, batch, 16) / time * 1e-6;
+    return problem.own_bytes(route) / time * 1e-6;
   };
   const double conventional = rate(Route::kConventional, us[0]),
                replay = rate(Route::kOutputOnly, us[1]);
-  std::printf("%-28s %5ld %9.2f %6.2f   %9.2f %6.2f %5.1f%% %6.3f   %s\n", op.name, batch, us[0],
-              conventional, us[1], replay, 100 * replay / ceiling * 1e12, us[1] / us[0],
+  std::printf("%-28s %2d %5ld %9.2f %6.2f   %9.2f %6.2f %5.1f%% %6.3f   %s\n", op.name,
+              windows.tokens, batch, us[0], conventional, us[1], replay,
+              100 * replay / ceiling * 1e12, us[1] / us[0],
               problem.chosen(Route::kOutputOnly).c_str());
   std::fflush(stdout);
 }
 
-void tune(const Op& op, int64_t batch, Route route, double ceiling, cudaStream_t stream) {
-  Problem problem(op, batch, 16);
+void tune(const Op& op, int64_t batch, const Windows& windows, Route route, double ceiling,
+          cudaStream_t stream) {
+  Problem problem(op, batch, windows);
   struct Try {
     cuda::LaunchConfig config;
     double us;
@@ -219,7 +254,6 @@ void tune(const Op& op, int64_t batch, Route route, double ceiling, cudaStream_t
         {
           const cuda::LaunchConfig config{heads, slices, warps};
           if (op.shape.head_dim % (slices * 8) != 0) continue;
-          if (op.shape.head_dim * heads / slices < warps * 8) continue;
           try {
             const auto graph = problem.graph(route, &config, stream);
             const double ms = interleaved({graph}, stream, 3)[0];
@@ -234,47 +268,68 @@ void tune(const Op& op, int64_t batch, Route route, double ceiling, cudaStream_t
     }
   }
   std::sort(tries.begin(), tries.end(), [](auto& a, auto& b) { return a.us < b.us; });
-  std::printf("%s batch %ld %s:\n", op.name, batch, route_name(route));
+  std::printf("%s T %d batch %ld %s:\n", op.name, windows.tokens, batch, route_name(route));
   for (size_t i = 0; i < std::min<size_t>(tries.size(), 8); ++i)
     std::printf("   %9.2f us %5.1f%%  %s\n", tries[i].us,
-                own_bytes(op, route, batch, 16) / tries[i].us * 1e8 / ceiling,
+                problem.own_bytes(route) / tries[i].us * 1e8 / ceiling,
                 cuda::to_string(tries[i].config).c_str());
   std::fflush(stdout);
 }
 
-void run(int argc, char** argv) {
-  std::vector<int64_t> batches{1, 8, 32, 128, 256};
+struct Options {
+  std::vector<int64_t> batches{1, 8, 32, 128, 256}, windows{1};
   std::string only;
-  bool tuning = false;
+  bool tree = false, tune = false;
+};
+
+std::vector<int64_t> numbers(const char* text) {
+  std::vector<int64_t> result;
+  for (char* next = const_cast<char*>(text); *next; next += *next == ',')
+    result.push_back(std::strtol(next, &next, 10));
+  return result;
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--tune") {
-      tuning = true;
+      options.tune = true;
+    } else if (argument == "--tree") {
+      options.tree = true;
     } else if (argument == "--only" && i + 1 < argc) {
-      only = argv[++i];
+      options.only = argv[++i];
     } else if (argument == "--batch" && i + 1 < argc) {
-      batches.clear();
-      for (char* next = argv[++i]; *next; next += *next == ',')
-        batches.push_back(std::strtol(next, &next, 10));
+      options.batches = numbers(argv[++i]);
+    } else if (argument == "--window" && i + 1 < argc) {
+      options.windows = numbers(argv[++i]);
     } else {
       fail("op_cuda: unknown argument ", argument);
     }
   }
+  return options;
+}
+
+void run(const Options& options) {
   cudaStream_t stream;
   check(cudaStreamCreate(&stream));
   const double ceiling = read_bandwidth(stream);
   std::printf("pure read %.3f TB/s\n", ceiling * 1e-12);
-  if (!tuning)
-    std::printf("%-28s %5s %9s %6s   %9s %6s %6s %6s\n", "op", "batch", "conv. us", "TB/s",
+  if (!options.tune)
+    std::printf("%-28s %2s %5s %9s %6s   %9s %6s %6s %6s\n", "op", "T", "batch", "conv. us", "TB/s",
                 "replay us", "TB/s", "share", "ratio");
   for (const Op& op : kOps) {
-    if (!only.empty() && std::string(op.name).find(only) == std::string::npos) continue;
-    for (const int64_t batch : batches) {
-      if (tuning) {
-        tune(op, batch, Route::kOutputOnly, ceiling, stream);
-        if (!op.fp8_copy) tune(op, batch, Route::kConventional, ceiling, stream);
-      } else {
-        compare(op, batch, ceiling, stream);
+    if (std::string(op.name).find(options.only) == std::string::npos) continue;
+    for (const int64_t tokens : options.windows) {
+      const Windows windows{static_cast<int32_t>(tokens), options.tree};
+      for (const int64_t batch : options.batches) {
+        if (options.tune) {
+          tune(op, batch, windows, Route::kOutputOnly, ceiling, stream);
+          if (!op.fp8_copy && tokens == 1)
+            tune(op, batch, windows, Route::kConventional, ceiling, stream);
+        } else {
+          compare(op, batch, windows, ceiling, stream);
+        }
       }
     }
   }
@@ -285,7 +340,7 @@ void run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    replayssm::run(argc, argv);
+    replayssm::run(replayssm::parse(argc, argv));
   } catch (const replayssm::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -218,12 +218,13 @@ struct ConvParams {
   SequenceBatch batch;
   int64_t channels = 0;
   DType activation_dtype = DType::kFloat32;
-  const float* x = nullptr;       // [tokens, channels]
-  int64_t x_stride = 0;           // from token to token
-  const float* weight = nullptr;  // [conv_kernel, channels], the last tap is the current token's
-  const float* bias = nullptr;    // [channels], may be null
-  void* inputs = nullptr;         // [slots, conv_rows, channels] activation dtype
-  void* y = nullptr;              // [tokens, channels] activation dtype
+  DType x_dtype = DType::kFloat32;  // float32 or activation_dtype
+  const void* x = nullptr;          // [tokens, channels] x_dtype
+  int64_t x_stride = 0;             // from token to token
+  const float* weight = nullptr;    // [conv_kernel, channels], the last tap is the current token's
+  const float* bias = nullptr;      // [channels], may be null
+  void* inputs = nullptr;           // [slots, conv_rows, channels] activation dtype
+  void* y = nullptr;                // [tokens, channels] activation dtype
 };
 
 }  // namespace replayssm

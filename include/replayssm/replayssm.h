@@ -147,7 +147,8 @@ typedef struct replayssm_conv_params {
   replayssm_batch batch;
   int64_t channels;
   replayssm_dtype activation_dtype;
-  const float* x; /* [tokens, channels] */
+  replayssm_dtype x_dtype; /* float32 or activation_dtype */
+  const void* x;           /* [tokens, channels] x_dtype */
   int64_t x_stride;
   const float* weight; /* [conv_kernel, channels] */
   const float* bias;   /* [channels], may be null */

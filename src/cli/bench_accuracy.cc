@@ -83,6 +83,7 @@ void Scorer::decode(std::span<const Tokens> windows, Rows& rows, Score& score,
                     Progress& progress) const {
   rows.reset();
   std::vector<RowTokens> prompts;
+  prompts.reserve(windows.size());
   std::vector<int32_t> wanted(windows.size());
   std::iota(wanted.begin(), wanted.end(), 0);
   for (size_t row = 0; row < windows.size(); ++row) {

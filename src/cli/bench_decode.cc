@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,6 +26,11 @@ using Clock = std::chrono::steady_clock;
 
 double milliseconds(Clock::duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
+}
+
+// What a route's steps read in place of the state.
+std::optional<DType> read_dtype(const DecodeOptions& options, Route route) {
+  return route == Route::kConventional ? std::nullopt : options.state.read_dtype;
 }
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -59,7 +65,8 @@ class RouteRun {
                       .buffer_len = options.state.buffer_len,
                       .state_dtype = state_dtype(options.state, model.config()),
                       .rows = options.batch_size,
-                      .context = context}) {}
+                      .context = context,
+                      .read_dtype = read_dtype(options, route)}) {}
 
   void prefill(const std::vector<int32_t>& prompts);
   Block run(int64_t steps);
@@ -146,6 +153,7 @@ Block RouteRun::run(int64_t steps) {
 RouteResult RouteRun::result(const StateTraffic& traffic) const {
   const auto median_of = [&](auto value) {
     std::vector<double> values;
+    values.reserve(blocks_.size());
     for (const Block& block : blocks_) values.push_back(value(block));
     return median(std::move(values));
   };
@@ -182,7 +190,8 @@ StateTraffic step_traffic(const DecodeOptions& options, const Model& model, Rout
                                          {.route = route,
                                           .buffer_len = options.state.buffer_len,
                                           .checkpoint_dtype = state_dtype(options.state, config),
-                                          .activation_dtype = model.activation_dtype()});
+                                          .activation_dtype = model.activation_dtype(),
+                                          .read_copy = read_dtype(options, route)});
   return one * times;
 }
 
@@ -212,10 +221,20 @@ int64_t all_checkpoint_bytes(const DecodeOptions& options, const Model& model) {
                               2);
 }
 
+// Of one route.
+int64_t all_read_copy_bytes(const DecodeOptions& options, const Model& model) {
+  if (!options.state.read_dtype) return 0;
+  const ModelConfig& config = model.config();
+  return config.recurrent_layers() * options.batch_size *
+         read_copy_bytes(recurrent_shape(config), *options.state.read_dtype);
+}
+
 // The system hands out more memory than it has, and ends the program once that is used.
 int64_t checked_checkpoint_bytes(const DecodeOptions& options, const Model& model) {
   const int64_t bytes = all_checkpoint_bytes(options, model);
-  const double needed = static_cast<double>(bytes) * (kRoutes.size() + 1);  // and the probe
+  const int64_t copies = all_read_copy_bytes(options, model);
+  const double needed = static_cast<double>(bytes) * (kRoutes.size() + 1) +  // and the probe
+                        static_cast<double>(copies) * (kRoutes.size() - 1);
   const double memory =
       static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   if (needed > memory) {
@@ -232,6 +251,9 @@ Bench::Bench(const DecodeOptions& options, const LoadedModel& loaded)
       model_(*loaded.model),
       checkpoint_bytes_(checked_checkpoint_bytes(options, model_)),
       probe_(std::max(checkpoint_bytes_, kLeastProbeBytes), *loaded.threads) {
+  if (options.state.read_dtype)
+    check_read_copy(*options.state.read_dtype, state_dtype(options.state, model_.config()),
+                    Route::kOutputOnly);
   const int64_t context = options.prompt_len + plan_.warmup + plan_.steps;
   const int64_t limit = model_.config().max_positions;
   if (limit > 0 && context > limit) {
@@ -274,6 +296,7 @@ void Bench::run() {
 DecodeReport Bench::report() const {
   DecodeReport report{.dtype = model_.activation_dtype(),
                       .state_dtype = state_dtype(options_.state, model_.config()),
+                      .read_dtype = options_.state.read_dtype,
                       .buffer_len = options_.state.buffer_len,
                       .batch_size = options_.batch_size,
                       .prompt_len = options_.prompt_len,
@@ -282,6 +305,7 @@ DecodeReport Bench::report() const {
                       .repeats = options_.repeats,
                       .block_steps = plan_.block,
                       .checkpoint_bytes = checkpoint_bytes_,
+                      .read_copy_bytes = all_read_copy_bytes(options_, model_),
                       .probe_bytes = probe_.bytes(),
                       .bandwidth = median(bandwidth_)};
   for (size_t i = 0; i < routes_.size(); ++i) {

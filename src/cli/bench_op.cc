@@ -90,58 +90,74 @@ int64_t op_window(const OpOptions& options, const OpEntry& op) {
   return op.regime == Regime::kVerify || op.regime == Regime::kSnapshots ? kVerify : 1;
 }
 
+// Variants of one op, all from one schedule.
+struct VariantList {
+  DecodeSchedule schedule;
+  std::vector<OpVariant> variants{};
+
+  void add(std::string name, OpKind kind) { variants.push_back({std::move(name), kind, schedule}); }
+  void step(std::string name, Route route, int64_t tokens) {
+    add(std::move(name), OpKind::kStep);
+    DecodeSchedule& own = variants.back().schedule;
+    own.route = route;
+    own.window = tokens;
+    own.accepted = std::min(tokens, schedule.accepted);
+  }
+  // The conventional update, token by token.
+  void tokens(int64_t count) {
+    add("conventional, by token", OpKind::kTokens);
+    variants.back().schedule.route = Route::kConventional;
+    variants.back().schedule.window = count;
+  }
+  void with_copies(const std::string& name, OpKind kind, const std::vector<DType>& dtypes) {
+    for (const DType dtype : dtypes) {
+      add(name + " + " + dtype_name(dtype), kind);
+      variants.back().schedule.read_copy = dtype;
+    }
+  }
+};
+
 // The baseline comes first.
 std::vector<OpVariant> op_variants(const OpOptions& options, const OpEntry& op) {
   const int64_t window = op_window(options, op);
   if (options.accepted > window) {
     fail("--accepted: expected at most the window's ", window, " tokens, got ", options.accepted);
   }
-  const DecodeSchedule schedule{.route = Route::kOutputOnly,
-                                .buffer_len = options.buffer_len,
-                                .window = window,
-                                .accepted = options.accepted > 0 ? options.accepted : window,
-                                .checkpoint_dtype = options.state_dtype,
-                                .activation_dtype = options.dtype};
-  std::vector<OpVariant> variants;
-  const auto add = [&](std::string name, OpKind kind, DecodeSchedule changed) {
-    variants.push_back({std::move(name), kind, changed});
-  };
-  const auto step = [&](std::string name, Route route, int64_t tokens) {
-    DecodeSchedule changed = schedule;
-    changed.route = route;
-    changed.window = tokens;
-    changed.accepted = std::min(tokens, schedule.accepted);
-    add(std::move(name), OpKind::kStep, changed);
-  };
-  const auto with_copies = [&](const std::string& name, OpKind kind) {
-    for (const DType dtype : options.read_dtypes) {
-      DecodeSchedule changed = schedule;
-      changed.read_copy = dtype;
-      add(name + " + " + dtype_name(dtype), kind, changed);
-    }
-  };
+  VariantList list{{.route = Route::kOutputOnly,
+                    .buffer_len = options.buffer_len,
+                    .window = window,
+                    .accepted = options.accepted > 0 ? options.accepted : window,
+                    .checkpoint_dtype = options.state_dtype,
+                    .activation_dtype = options.dtype}};
   switch (op.regime) {
     case Regime::kDecode:
     case Regime::kVerify:
-      if (op.regime == Regime::kVerify) add("snapshots", OpKind::kSnapshots, schedule);
-      step(window > 1 ? "conventional, 1 token" : "conventional", Route::kConventional, 1);
-      step("state_and_output", Route::kStateAndOutput, window);
-      step("output_only", Route::kOutputOnly, window);
-      with_copies("output_only", OpKind::kStep);
-      if (window > 1) step("output_only, 1 token", Route::kOutputOnly, 1);
+      if (op.regime == Regime::kVerify) list.add("snapshots", OpKind::kSnapshots);
+      list.step(window > 1 ? "conventional, 1 token" : "conventional", Route::kConventional, 1);
+      list.step("state_and_output", Route::kStateAndOutput, window);
+      list.step("output_only", Route::kOutputOnly, window);
+      list.with_copies("output_only", OpKind::kStep, options.read_dtypes);
+      if (window > 1) list.step("output_only, 1 token", Route::kOutputOnly, 1);
       break;
     case Regime::kSnapshots:
-      add("snapshots", OpKind::kSnapshots, schedule);
-      step("conventional, 1 token", Route::kConventional, 1);
+      list.add("snapshots", OpKind::kSnapshots);
+      list.step("conventional, 1 token", Route::kConventional, 1);
       break;
-    case Regime::kPrefill: add("prefill", OpKind::kPrefill, schedule); break;
+    case Regime::kPrefill:
+      list.tokens(window);
+      list.add("prefill", OpKind::kPrefill);
+      break;
     case Regime::kFold:
-      add("fold", OpKind::kFold, schedule);
-      with_copies("fold", OpKind::kFold);
+      list.tokens(options.buffer_len);
+      list.add("fold", OpKind::kFold);
+      list.with_copies("fold", OpKind::kFold, options.read_dtypes);
       break;
-    case Regime::kConv: add("conv", OpKind::kConv, schedule); break;
+    case Regime::kConv:
+      list.add("shifting window", OpKind::kShiftingConv);
+      list.add("conv", OpKind::kConv);
+      break;
   }
-  return variants;
+  return list.variants;
 }
 
 // What the system could hand out without taking it from anybody.
@@ -162,7 +178,7 @@ constexpr int64_t kMostProbeBytes = int64_t{1} << 30;  // far beyond any cache
 // Of the checkpoints, or of what stands for them.
 int64_t state_bytes_of_slot(const OpSetup& setup) {
   const OpVariant& first = setup.variants.front();
-  return first.kind == OpKind::kConv
+  return first.kind == OpKind::kShiftingConv
              ? slot_bytes(setup)
              : checkpoint_bytes(setup.shape, first.schedule.checkpoint_dtype);
 }
@@ -233,7 +249,7 @@ OpReport measured(const OpOptions& options, const OpSetup& setup, ThreadPool& th
   for (size_t i = 0; i < runs.size(); ++i) {
     const OpVariant& variant = setup.variants[i];
     report.results.push_back({.name = variant.name,
-                              .tokens = setup.batch * variant.schedule.window,
+                              .tokens = call_tokens(setup, variant),
                               .seconds = median(seconds[i]),
                               .traffic = call_traffic(setup, variant)});
   }

@@ -1,18 +1,15 @@
 #include "cli/command_line.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <charconv>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cli/bench_accuracy.h"
 #include "cli/bench_decode.h"
 #include "cli/bench_op.h"
+#include "cli/flags.h"
 #include "cli/generate.h"
 #include "cli/logits.h"
 #include "cli/sweep_flags.h"
@@ -22,148 +19,7 @@
 namespace replayssm::cli {
 namespace {
 
-using Names = std::vector<std::string>;
 using Command = std::function<void()>;
-
-constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMostThreads = 1024;
-constexpr int64_t kMostSequences = 1 << 16;
-constexpr int64_t kMostBuffer = 4096;  // rows
-
-DType dtype_named(const std::string& name) {
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kInt8}) {
-    if (name == dtype_name(dtype)) return dtype;
-  }
-  return DType::kFloat32;
-}
-
-// One of `names`, handed to `use`.
-template <class Use>
-void add_choice(CLI::App& app, const std::string& flag, const Names& names,
-                const char* shown_default, const std::string& help, Use use) {
-  app.add_option_function<std::string>(flag, use, help)
-      ->check(CLI::IsMember(names))
-      ->type_name("NAME")
-      ->default_str(shown_default);
-}
-
-template <class T>
-CLI::Option* add_number(CLI::App& app, const std::string& flag, T& value, int64_t least,
-                        int64_t most, const std::string& help) {
-  return app.add_option(flag, value, help)
-      ->check(CLI::Range(least, most))
-      ->type_name("N")
-      ->capture_default_str();
-}
-
-void add_seed(CLI::App& app, uint64_t& seed, const std::string& help) {
-  const auto parse = [&seed](const std::string& text) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      fail("--seed: expected a number from 0 to ", std::numeric_limits<uint64_t>::max(), ", got '",
-           text, "'");
-    }
-  };
-  app.add_option_function<std::string>("--seed", parse, help)->type_name("N")->default_str("0");
-}
-
-void add_switch(CLI::App& app, const std::string& flag, bool& value, const std::string& help) {
-  app.add_flag(flag, value, help)->disable_flag_override();
-}
-
-// Every occurrence of the flag adds its argument as it stands.
-CLI::Option* add_texts(CLI::App& app, const std::string& flag, Names& values,
-                       const std::string& help) {
-  const auto take = [&values](const CLI::results_t& results) {
-    values = results;
-    return true;
-  };
-  return app.add_option(flag, take, help)
-      ->type_name("TEXT")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->allow_extra_args(false);
-}
-
-int64_t parse_number(const std::string& flag, std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0 ||
-      value > kMostTokens) {
-    fail(flag, ": expected numbers from 0 to ", kMostTokens, ", got '", text, "'");
-  }
-  return value;
-}
-
-// "1,2,3" and, with `ranges`, "0-2,7".
-std::vector<int64_t> parse_list(const std::string& flag, std::string_view text, bool ranges) {
-  constexpr int64_t kMostItems = 1 << 20;
-  std::vector<int64_t> values;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view item = text.substr(begin, end - begin);
-    const size_t dash = ranges ? item.find('-') : std::string_view::npos;
-    const int64_t first = parse_number(flag, item.substr(0, dash));
-    const int64_t last =
-        dash == std::string_view::npos ? first : parse_number(flag, item.substr(dash + 1));
-    if (last < first || last - first >= kMostItems) {
-      fail(flag, ": expected an ascending range of at most ", kMostItems, ", got '", item, "'");
-    }
-    for (int64_t value = first; value <= last; ++value) values.push_back(value);
-    begin = end + 1;
-  }
-  return values;
-}
-
-std::vector<int32_t> to_ids(const std::vector<int64_t>& values) {
-  return {values.begin(), values.end()};
-}
-
-void add_model(CLI::App& app, ModelOptions& options) {
-  app.add_option("MODEL", options.model, "A Hugging Face folder, or a bundled model's name")
-      ->type_name("")
-      ->required();
-  add_choice(app, "--device", {"auto", "cpu", "cuda"}, "auto", "Where to run",
-             [&](const std::string& name) { options.device = name; });
-  add_choice(app, "--dtype", {"auto", "float32", "bfloat16"}, "auto",
-             "Activations, KV cache and ring; auto = bfloat16", [&](const std::string& name) {
-               if (name != "auto") options.dtype = dtype_named(name);
-             });
-  add_number(app, "--threads", options.threads, 0, kMostThreads, "0 = one per available core");
-}
-
-void add_state_dtype(CLI::App& app, StateOptions& options) {
-  add_choice(app, "--mamba-ssm-cache-dtype", {"float32", "bfloat16", "float16"},
-             "as the model's files say", "The recurrent state",
-             [&](const std::string& name) { options.state_dtype = dtype_named(name); });
-}
-
-void add_state(CLI::App& app, StateOptions& options) {
-  add_state_dtype(app, options);
-  add_number(app, "--replayssm-buffer-len", options.buffer_len, 1, kMostBuffer,
-             "Most tokens that a ring holds before it is folded into the state");
-}
-
-void add_route(CLI::App& app, RouteOptions& options) {
-  app.add_flag("--use-replayssm,!--no-use-replayssm", options.use_replayssm,
-               "Decode through ReplaySSM (the default), or update the state at every token")
-      ->disable_flag_override();
-  add_choice(app, "--replayssm-route", {"output_only", "state_and_output"}, "output_only",
-             "How a step reads state and ring", [&](const std::string& name) {
-               options.replay_route =
-                   name == "output_only" ? Route::kOutputOnly : Route::kStateAndOutput;
-             });
-}
-
-void add_max_num_seqs(CLI::App& app, LimitOptions& options) {
-  add_number(app, "--max-num-seqs", options.max_num_seqs, 1, kMostSequences,
-             "Sequences that are decoded together");
-}
-
-void add_max_num_batched_tokens(CLI::App& app, LimitOptions& options) {
-  add_number(app, "--max-num-batched-tokens", options.max_num_batched_tokens, 1, kMostTokens,
-             "Tokens of one forward pass; longer prompts are cut")
-      ->default_str("512");
-}
 
 void add_sampling(CLI::App& app, SamplingParams& sampling) {
   const auto add = [&](const char* flag, double& value, const char* help) {
@@ -211,6 +67,7 @@ void add_generate(CLI::App& parent, Command& command) {
   add_sampling(app, options->sampling);
   add_route(app, options->route);
   add_state(app, options->state);
+  add_read_dtype(app, options->state);
   add_max_num_seqs(app, options->limits);
   add_max_num_batched_tokens(app, options->limits);
   add_number(app, "--max-model-len", options->limits.max_model_len, 1, kMostTokens,
@@ -260,6 +117,7 @@ void add_bench_decode(CLI::App& parent, Command& command) {
   add_seed(app, options->seed, "Of the random prompts");
   add_switch(app, "--json", options->json, "JSON instead of a table");
   add_state(app, options->state);
+  add_read_dtype(app, options->state);
   add_max_num_batched_tokens(app, options->limits);
   app.callback([options, &command] { command = [options] { bench_decode(*options); }; });
 }
@@ -323,14 +181,14 @@ void add_bench_op(CLI::App& parent, Command& command) {
     for (const std::string& name : names) options->read_dtypes.push_back(dtype_named(name));
   };
   app.add_option_function<Names>("--read-dtype", read_dtypes, "Also with such a read copy")
-      ->check(CLI::IsMember(Names{"float16", "bfloat16", "float8_e4m3fn", "int8"}))
+      ->check(CLI::IsMember(read_copy_names()))
       ->delimiter(',')
       ->type_name("NAME,NAME,...");
   app.add_option("--state-gib", options->state_gib, "Size of all states together; 0 = one call's")
       ->check(CLI::Range(0.0, 65536.0))
       ->type_name("X")
       ->default_str("4, or what memory allows");
-  add_number(app, "--threads", options->threads, 0, kMostThreads, "0 = one per available core");
+  add_cpu(app, options->threads);
   add_number(app, "--repeats", options->repeats, 1, kMostTokens, "Measurements of each variant");
   add_switch(app, "--json", options->json, "JSON instead of a table");
   app.callback([options, &command] { command = [options] { bench_op(*options); }; });

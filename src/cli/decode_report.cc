@@ -47,18 +47,24 @@ double tokens_per_second(const DecodeReport& report, const RouteResult& result) 
   return static_cast<double>(report.batch_size) * 1e3 / result.ms_per_step;
 }
 
+std::string read_copy_text(const DecodeReport& report) {
+  if (!report.read_dtype) return "";
+  return fmt::format(", {} read copy of {:.1f} MB", dtype_name(*report.read_dtype),
+                     static_cast<double>(report.read_copy_bytes) / kMega);
+}
+
 }  // namespace
 
 std::string table(const DecodeReport& report) {
   std::string text = fmt::format(
-      "{}: batch {}, {} activations, {} state of {:.1f} MB, buffer {}, prompt {}, {} threads\n"
+      "{}: batch {}, {} activations, {} state of {:.1f} MB{}, buffer {}, prompt {}, {} threads\n"
       "{} x {} steps per route in interleaved blocks of {}, medians\n"
       "memory over {:.0f} MB: read {:.1f} GB/s, read-modify-write {:.1f} GB/s\n\n",
       report.model, report.batch_size, dtype_name(report.dtype), dtype_name(report.state_dtype),
-      static_cast<double>(report.checkpoint_bytes) / kMega, report.buffer_len, report.prompt_len,
-      report.threads, report.repeats, report.num_steps, report.block_steps,
-      static_cast<double>(report.probe_bytes) / kMega, report.bandwidth.read / kGiga,
-      report.bandwidth.read_modify_write / kGiga);
+      static_cast<double>(report.checkpoint_bytes) / kMega, read_copy_text(report),
+      report.buffer_len, report.prompt_len, report.threads, report.repeats, report.num_steps,
+      report.block_steps, static_cast<double>(report.probe_bytes) / kMega,
+      report.bandwidth.read / kGiga, report.bandwidth.read_modify_write / kGiga);
   text += fmt::format("{:<18}{:>9}{:>11}{:>10}{:>10}{:>10}{:>10}{:>10}{:>11}\n", "route", "ms/step",
                       "tokens/s", "speed-up", "ssm ms", "state MB", "ssm GB/s", "speed-up",
                       "predicted");
@@ -100,6 +106,9 @@ std::string json(const DecodeReport& report) {
       {"model", report.model},
       {"dtype", dtype_name(report.dtype)},
       {"mamba_ssm_cache_dtype", dtype_name(report.state_dtype)},
+      {"replayssm_read_dtype", report.read_dtype
+                                   ? nlohmann::ordered_json(dtype_name(*report.read_dtype))
+                                   : nlohmann::ordered_json(nullptr)},
       {"replayssm_buffer_len", report.buffer_len},
       {"threads", report.threads},
       {"batch_size", report.batch_size},
@@ -109,6 +118,7 @@ std::string json(const DecodeReport& report) {
       {"repeats", report.repeats},
       {"block_steps", report.block_steps},
       {"checkpoint_bytes", report.checkpoint_bytes},
+      {"read_copy_bytes", report.read_copy_bytes},
       {"bandwidth",
        {{"bytes", report.probe_bytes},
         {"read_gb_per_second", report.bandwidth.read / kGiga},

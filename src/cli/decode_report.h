@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,13 @@ struct DecodeReport {
   std::string model{};
   DType dtype = DType::kFloat32;
   DType state_dtype = DType::kFloat32;
+  std::optional<DType> read_dtype;  // of the read copies that the replay routes keep
   int threads = 0;
   int32_t buffer_len = 0;
   int64_t batch_size = 0, prompt_len = 0, warmup_steps = 0, num_steps = 0, repeats = 0;
   int64_t block_steps = 0;       // a whole number of flush cycles
   int64_t checkpoint_bytes = 0;  // of one route: what conventional reads and writes each step
+  int64_t read_copy_bytes = 0;   // of one replay route
   int64_t probe_bytes = 0;       // what the bandwidths were measured on
   Bandwidth bandwidth;
   std::vector<RouteResult> results{};  // conventional first

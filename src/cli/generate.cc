@@ -78,6 +78,7 @@ std::vector<std::vector<int32_t>> read_prompts(const GenerateOptions& options,
   std::vector<std::string> texts = options.prompts;
   if (texts.empty()) texts.push_back(read_text(options.prompt_file, "--prompt-file"));
   std::vector<std::vector<int32_t>> prompts;
+  prompts.reserve(texts.size());
   for (const std::string& text : texts) {
     prompts.push_back(options.chat
                           ? tokenizer.encode(chat_prompt(folder, options.system, text), false)
@@ -90,6 +91,7 @@ EngineOptions engine_options(const GenerateOptions& options, const ModelConfig& 
   return {.route = options.route.route(),
           .ring = {.buffer_len = options.state.buffer_len},
           .state_dtype = state_dtype(options.state, config),
+          .read_dtype = options.state.read_dtype,
           .max_num_seqs = options.limits.max_num_seqs,
           .max_num_batched_tokens = options.limits.batched_tokens(),
           .max_model_len = options.limits.max_model_len};

@@ -92,10 +92,16 @@ int64_t OpSetup::channels() const {
 }
 
 RingConfig OpSetup::ring(const OpVariant& variant) const {
-  const bool prompt = variant.kind == OpKind::kPrefill;
+  const bool prompt = variant.kind == OpKind::kPrefill || variant.kind == OpKind::kTokens;
   return {.buffer_len = static_cast<int32_t>(variant.schedule.buffer_len),
           .max_window = prompt ? 1 : static_cast<int32_t>(variant.schedule.window),
           .conv_kernel = conv_kernel};
+}
+
+int64_t call_tokens(const OpSetup& setup, const OpVariant& variant) {
+  const DecodeSchedule& schedule = variant.schedule;
+  return setup.batch *
+         (variant.kind == OpKind::kFold ? int64_t{schedule.buffer_len} : schedule.window);
 }
 
 StateTraffic call_traffic(const OpSetup& setup, const OpVariant& variant) {
@@ -104,11 +110,19 @@ StateTraffic call_traffic(const OpSetup& setup, const OpVariant& variant) {
     switch (variant.kind) {
       case OpKind::kStep: return state_traffic(setup.shape, schedule);
       case OpKind::kSnapshots: return snapshot_traffic(setup.shape, schedule);
+      case OpKind::kTokens: {
+        DecodeSchedule single = schedule;
+        single.window = single.accepted = 1;
+        return state_traffic(setup.shape, single) * static_cast<double>(schedule.window);
+      }
       case OpKind::kPrefill: return prefill_traffic(setup.shape, schedule);
       case OpKind::kFold: return fold_traffic(setup.shape, schedule, schedule.buffer_len);
       case OpKind::kConv:
         return conv_traffic(setup.channels(), setup.ring(variant), schedule.window,
                             schedule.activation_dtype);
+      case OpKind::kShiftingConv:
+        return shifting_conv_traffic(setup.channels(), setup.conv_kernel, schedule.window,
+                                     schedule.activation_dtype);
     }
     return {};
   };
@@ -197,8 +211,9 @@ OpRun::OpRun(const OpSetup& setup, const OpVariant& variant, const OpMemory& mem
       cursors_(static_cast<size_t>(setup.slots()), reset_cursor(ring_)),
       workspace_(cpu::recurrent_workspace_bytes(setup.shape, ring_, pool.size())) {
   const DecodeSchedule& schedule = variant.schedule;
+  const int64_t window = variant.kind == OpKind::kTokens ? 1 : schedule.window;
   for (int64_t i = 0; i <= setup.batch; ++i)
-    query_start_.push_back(static_cast<int32_t>(i * schedule.window));
+    query_start_.push_back(static_cast<int32_t>(i * window));
   const bool cycles = variant.kind == OpKind::kStep && schedule.route != Route::kConventional;
   const int64_t cycle = cycles ? cycle_steps(schedule) : 1;
   for (int64_t i = 0; i < setup.slots(); ++i) {
@@ -275,6 +290,26 @@ RecurrentStepParams OpRun::step_params(int64_t first_slot) const {
   return p;
 }
 
+// Token i of every sequence, then token i + 1: a decode loop's order.
+void OpRun::run_tokens(int64_t first_slot) {
+  const auto advance = [](const void*& data, int64_t bytes) {
+    if (data != nullptr) data = static_cast<const std::byte*>(data) + bytes;
+  };
+  RecurrentStepParams p = step_params(first_slot);
+  const int64_t element = dtype_bytes(p.state.activation_dtype), batch = setup_.batch;
+  for (int64_t i = 0; i < variant_.schedule.window; ++i) {
+    cpu::recurrent_step(p, workspace_.as<void>(), pool_);
+    advance(p.v, batch * p.v_stride * element);
+    advance(p.k, batch * p.k_stride * element);
+    advance(p.q, batch * p.q_stride * element);
+    advance(p.gate, batch * p.gate_stride * element);
+    p.b += batch * p.shape.heads;
+    if (p.g != nullptr) p.g += batch * p.shape.heads;
+    p.o = static_cast<std::byte*>(p.o) +
+          batch * p.shape.heads * p.shape.head_dim * dtype_bytes(p.o_dtype);
+  }
+}
+
 void OpRun::call(int64_t first_slot) {
   void* workspace = workspace_.as<void>();
   switch (variant_.kind) {
@@ -285,6 +320,7 @@ void OpRun::call(int64_t first_slot) {
       p.source = memory_.source.data();
       return cpu::snapshot_step(p, workspace, pool_);
     }
+    case OpKind::kTokens: return run_tokens(first_slot);
     case OpKind::kPrefill:
       return cpu::recurrent_prefill({step_params(first_slot)}, workspace, pool_);
     case OpKind::kFold: {
@@ -295,7 +331,8 @@ void OpRun::call(int64_t first_slot) {
       p.channel_gate = {.scale = memory_.scale.data(), .bias = memory_.bias.data()};
       return cpu::recurrent_fold(p, workspace, pool_);
     }
-    case OpKind::kConv: {
+    case OpKind::kConv:
+    case OpKind::kShiftingConv: {
       ConvParams p;
       p.batch = batch_at(first_slot);
       p.channels = setup_.channels();
@@ -305,7 +342,8 @@ void OpRun::call(int64_t first_slot) {
       p.weight = memory_.weight.data();
       p.inputs = memory_.conv_inputs.as<void>();
       p.y = memory_.o.as<void>();
-      return cpu::causal_conv(p, pool_);
+      return variant_.kind == OpKind::kConv ? cpu::causal_conv(p, pool_)
+                                            : cpu::shifting_conv(p, pool_);
     }
   }
 }

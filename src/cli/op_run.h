@@ -15,7 +15,8 @@
 
 namespace replayssm::cli {
 
-enum class OpKind : uint8_t { kStep, kSnapshots, kPrefill, kFold, kConv };
+// kTokens: a window's tokens one by one, each updating the state.
+enum class OpKind : uint8_t { kStep, kSnapshots, kTokens, kPrefill, kFold, kConv, kShiftingConv };
 
 struct OpVariant {
   std::string name;
@@ -34,6 +35,9 @@ struct OpSetup {
   int64_t channels() const;                         // of the convolution in front
   RingConfig ring(const OpVariant& variant) const;  // that the variant's slots are built for
 };
+
+// Tokens of all sequences of a call.
+int64_t call_tokens(const OpSetup& setup, const OpVariant& variant);
 
 // What a call moves, and what a slot takes for all variants together.
 StateTraffic call_traffic(const OpSetup& setup, const OpVariant& variant);
@@ -75,6 +79,7 @@ class OpRun {
   void call(int64_t first_slot);
   SequenceBatch batch_at(int64_t first_slot) const;
   RecurrentStepParams step_params(int64_t first_slot) const;
+  void run_tokens(int64_t first_slot);
 
   const OpSetup& setup_;
   const OpVariant& variant_;

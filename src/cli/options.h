@@ -20,6 +20,7 @@ struct ModelOptions {
 struct StateOptions {
   int32_t buffer_len = 16;
   std::optional<DType> state_dtype;  // none = what the model's files recommend
+  std::optional<DType> read_dtype;   // of read copies; none = the state itself is read
 };
 
 struct RouteOptions {

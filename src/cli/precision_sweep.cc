@@ -30,6 +30,7 @@ class Decoder {
   void run(std::span<const std::span<const int32_t>> windows, Use&& use) {
     rows_.reset();
     std::vector<RowTokens> prompts;
+    prompts.reserve(windows.size());
     std::vector<int32_t> tokens(windows.size());
     std::iota(tokens.begin(), tokens.end(), 0);
     for (size_t row = 0; row < windows.size(); ++row)

@@ -72,6 +72,7 @@ EngineOptions checked(EngineOptions options, const ModelConfig& config) {
     fail("max_num_batched_tokens: expected at least max_num_seqs = ", options.max_num_seqs,
          ", got ", options.max_num_batched_tokens);
   }
+  if (options.read_dtype) check_read_copy(*options.read_dtype, options.state_dtype, options.route);
   options.max_model_len = model_limit(config, options);
   options.ring.conv_kernel = static_cast<int32_t>(config.conv_kernel);
   if (options.kv_blocks == 0 && config.attention_layers() > 0) {
@@ -89,7 +90,7 @@ struct Engine::Impl {
         options(checked(given, used_model.config())),
         paged(used_model.config().attention_layers() > 0),
         slots(used_model.config(), options.ring, options.state_dtype, used_model.activation_dtype(),
-              static_cast<int32_t>(options.max_num_seqs)),
+              static_cast<int32_t>(options.max_num_seqs), options.read_dtype),
         kv(used_model.config(), used_model.activation_dtype(), paged ? options.kv_blocks : 1),
         scheduler({options.max_num_seqs, options.max_num_batched_tokens}, slots,
                   paged ? &kv : nullptr),

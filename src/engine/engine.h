@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct EngineOptions {
   Route route = Route::kOutputOnly;
   RingConfig ring{};
   DType state_dtype = DType::kFloat32;
+  std::optional<DType> read_dtype{};     // of read copies of the state; none = none are kept
   int64_t max_num_seqs = 8;              // sequences decoded together
   int64_t max_num_batched_tokens = 512;  // tokens of one step; long prompts are cut into chunks
   int64_t max_model_len = 0;             // prompt + output; 0 = the model's own limit

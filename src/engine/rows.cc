@@ -100,6 +100,7 @@ std::span<const float> Rows::prefill(std::span<const RowTokens> prompts,
 
 std::span<const float> Rows::decode(std::span<const int32_t> tokens) {
   std::vector<RowTokens> windows;
+  windows.reserve(tokens.size());
   for (size_t row = 0; row < tokens.size(); ++row) {
     windows.push_back({static_cast<int64_t>(row), tokens.subspan(row, 1)});
   }

@@ -12,37 +12,51 @@ namespace {
 
 // Bytes of one slot's part in each of a recurrent layer's arrays.
 struct LayerBytes {
-  int64_t checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, conv;
+  int64_t checkpoint, read_copy, read_scale, ring_v, ring_k, ring_b, ring_g, ring_gate, conv;
 
   int64_t total() const {
-    return checkpoint + ring_v + ring_k + ring_b + ring_g + ring_gate + conv;
+    return checkpoint + read_copy + read_scale + ring_v + ring_k + ring_b + ring_g + ring_gate +
+           conv;
   }
 };
 
 LayerBytes layer_bytes(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
-                       DType activation_dtype) {
+                       DType activation_dtype, std::optional<DType> read_dtype) {
   const RecurrentShape shape = recurrent_shape(config);
+  const int64_t state_rows = shape.heads * shape.head_dim;
+  const int64_t read_bytes = read_dtype ? dtype_bytes(*read_dtype) : 0;
   const int64_t rows = ring_rows(ring.buffer_len, ring.max_window);
   const int64_t element = dtype_bytes(activation_dtype);
   const int64_t scalars = rows * shape.heads * static_cast<int64_t>(sizeof(float));
   const bool per_column = shape.family == Family::kKimiDelta;  // decays
-  return {
-      .checkpoint = shape.heads * shape.head_dim * shape.state_dim * dtype_bytes(checkpoint_dtype),
-      .ring_v = rows * shape.heads * shape.head_dim * element,
-      .ring_k = rows * shape.key_heads * shape.state_dim * element,
-      .ring_b = scalars,
-      .ring_g = per_column ? 0 : scalars,
-      .ring_gate = per_column ? rows * shape.heads * shape.state_dim * element : 0,
-      .conv = conv_rows(ring.conv_kernel, ring.max_window) * conv_channels(config) * element};
+  return {.checkpoint = state_rows * shape.state_dim * dtype_bytes(checkpoint_dtype),
+          .read_copy = state_rows * shape.state_dim * read_bytes,
+          .read_scale = read_bytes == 1 ? state_rows * static_cast<int64_t>(sizeof(float)) : 0,
+          .ring_v = rows * state_rows * element,
+          .ring_k = rows * shape.key_heads * shape.state_dim * element,
+          .ring_b = scalars,
+          .ring_g = per_column ? 0 : scalars,
+          .ring_gate = per_column ? rows * shape.heads * shape.state_dim * element : 0,
+          .conv = conv_rows(ring.conv_kernel, ring.max_window) * conv_channels(config) * element};
 }
 
 }  // namespace
 
+void check_read_copy(DType read_dtype, DType checkpoint_dtype, Route route) {
+  if (route == Route::kConventional)
+    fail("read copy of ", dtype_name(read_dtype),
+         ": expected a replay route, got conventional, which reads the state itself");
+  if (dtype_bytes(read_dtype) >= dtype_bytes(checkpoint_dtype))
+    fail("read copy: expected a type smaller than the state's ", dtype_name(checkpoint_dtype),
+         ", got ", dtype_name(read_dtype));
+}
+
 int64_t SlotPool::bytes_per_slot(const ModelConfig& config, const RingConfig& ring,
-                                 DType checkpoint_dtype, DType activation_dtype) {
+                                 DType checkpoint_dtype, DType activation_dtype,
+                                 std::optional<DType> read_dtype) {
   const int64_t layers = config.recurrent_layers();
   if (layers == 0) return 0;
-  return layers * layer_bytes(config, ring, checkpoint_dtype, activation_dtype).total();
+  return layers * layer_bytes(config, ring, checkpoint_dtype, activation_dtype, read_dtype).total();
 }
 
 SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
@@ -55,7 +69,8 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
   std::iota(free_.rbegin(), free_.rend(), 0);  // slot 0 is taken first
   const int64_t layers = config.recurrent_layers();
   if (layers == 0) return;
-  const LayerBytes bytes = layer_bytes(config, ring, checkpoint_dtype, activation_dtype);
+  const LayerBytes bytes =
+      layer_bytes(config, ring, checkpoint_dtype, activation_dtype, read_dtype);
   const auto array = [&](int64_t slot_bytes) -> void* {
     if (slot_bytes == 0) return nullptr;
     memory_.emplace_back(slots * slot_bytes);
@@ -73,15 +88,10 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
     state.ring_gate = array(bytes.ring_gate);
     state.checkpoint_dtype = checkpoint_dtype;
     state.activation_dtype = activation_dtype;
+    state.read_copy.data = array(bytes.read_copy);
+    state.read_copy.scale = static_cast<float*>(array(bytes.read_scale));
+    if (read_dtype) state.read_copy.dtype = *read_dtype;
     conv_inputs_.push_back(array(bytes.conv));
-    if (!read_dtype) continue;
-    const RecurrentShape shape = recurrent_shape(config);
-    const int64_t rows = shape.heads * shape.head_dim;
-    state.read_copy.dtype = *read_dtype;
-    state.read_copy.data = array(rows * shape.state_dim * dtype_bytes(*read_dtype));
-    if (dtype_bytes(*read_dtype) == 1)
-      state.read_copy.scale =
-          static_cast<float*>(array(rows * static_cast<int64_t>(sizeof(float))));
   }
 }
 

@@ -12,6 +12,9 @@
 
 namespace replayssm {
 
+// Throws Error for a read copy that no step would read, or that is no smaller than what it copies.
+void check_read_copy(DType read_dtype, DType checkpoint_dtype, Route route);
+
 class SlotPool {
  public:
   // read_dtype: of the read copies, if there are to be any.
@@ -20,7 +23,8 @@ class SlotPool {
 
   // What one slot takes, all layers together.
   static int64_t bytes_per_slot(const ModelConfig& config, const RingConfig& ring,
-                                DType checkpoint_dtype, DType activation_dtype);
+                                DType checkpoint_dtype, DType activation_dtype,
+                                std::optional<DType> read_dtype = {});
 
   int32_t slots() const { return static_cast<int32_t>(cursors_.size()); }
   int64_t bytes() const { return bytes_; }

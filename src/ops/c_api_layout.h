@@ -25,6 +25,7 @@ static_assert(REPLAYSSM_OUTPUT_ONLY == static_cast<int>(Route::kOutputOnly));
 #define REPLAYSSM_SAME_FIELD(c_struct, cc_struct, field)                   \
   static_assert(offsetof(c_struct, field) == offsetof(cc_struct, field) && \
                 sizeof(c_struct::field) == sizeof(cc_struct::field))
+// NOLINTBEGIN(bugprone-sizeof-expression): the sizes of pointers are meant
 REPLAYSSM_SAME_FIELD(replayssm_cursor, Cursor, ring_start);
 REPLAYSSM_SAME_FIELD(replayssm_cursor, Cursor, ring_count);
 REPLAYSSM_SAME_FIELD(replayssm_cursor, Cursor, ring_limit);
@@ -95,6 +96,7 @@ REPLAYSSM_SAME_FIELD(replayssm_slots, SlotClearParams, channels);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, batch);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, channels);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, activation_dtype);
+REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, x_dtype);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, x);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, x_stride);
 REPLAYSSM_SAME_FIELD(replayssm_conv_params, ConvParams, weight);
@@ -120,6 +122,7 @@ REPLAYSSM_SAME_FIELD(replayssm_delta_gates_params, cpu::DeltaGateParams, tokens)
 REPLAYSSM_SAME_FIELD(replayssm_delta_gates_params, cpu::DeltaGateParams, heads);
 REPLAYSSM_SAME_FIELD(replayssm_delta_gates_params, cpu::DeltaGateParams, b);
 REPLAYSSM_SAME_FIELD(replayssm_delta_gates_params, cpu::DeltaGateParams, g);
+// NOLINTEND(bugprone-sizeof-expression)
 #undef REPLAYSSM_SAME_FIELD
 
 }  // namespace replayssm

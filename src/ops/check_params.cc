@@ -220,9 +220,13 @@ void check_params(const ConvParams& p, int64_t alignment) {
   check_sequences(p.batch, {});
   expect_at_least("channels", 1, p.channels);
   expect_float("activation_dtype", p.activation_dtype);
+  if (p.x_dtype != DType::kFloat32 && p.x_dtype != p.activation_dtype) {
+    fail("x_dtype: expected float32 or activation_dtype = ", dtype_name(p.activation_dtype),
+         ", got ", dtype_name(p.x_dtype));
+  }
   if (p.batch.sequences == 0) return;
-  expect_rows("x", "x_stride", p.x, DType::kFloat32, p.channels, p.x_stride,
-              std::min(alignment, kSingle));
+  expect_rows("x", "x_stride", p.x, p.x_dtype, p.channels, p.x_stride,
+              std::min(alignment, dtype_bytes(p.x_dtype)));
   check_pointer("weight", p.weight, kSingle);
   expect_optional_pointer("bias", p.bias, kSingle);
   const int64_t element = dtype_bytes(p.activation_dtype);

@@ -158,4 +158,13 @@ constexpr StateTraffic conv_traffic(int64_t channels, const RingConfig& ring, in
           .outputs = static_cast<double>(window * row)};
 }
 
+// The same where the inputs before the window are kept in order: all of them are written back.
+constexpr StateTraffic shifting_conv_traffic(int64_t channels, int64_t conv_kernel, int64_t window,
+                                             DType activation_dtype) {
+  const int64_t row = channels * dtype_bytes(activation_dtype);
+  return {.read_modify_write = 2 * static_cast<double>((conv_kernel - 1) * row),
+          .inputs = static_cast<double>(window * channels) * sizeof(float),
+          .outputs = static_cast<double>(window * row)};
+}
+
 }  // namespace replayssm

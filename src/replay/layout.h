@@ -20,8 +20,12 @@ struct LayerArray {
   int64_t row_bytes = 0;
 
   constexpr int64_t slot_bytes() const { return rows * row_bytes; }
+  // Bytes from `data` to the row of a slot's token.
+  constexpr int64_t offset(int64_t slot, int64_t counter) const {
+    return (slot * rows + counter % rows) * row_bytes;
+  }
   char* row(int64_t slot, int64_t counter) const {
-    return static_cast<char*>(data) + (slot * rows + counter % rows) * row_bytes;
+    return static_cast<char*>(data) + offset(slot, counter);
   }
 };
 

@@ -1,6 +1,7 @@
 // What the commands print, with the bundled models.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -54,13 +55,51 @@ TEST(Logits, AreTheRecordedOnes) {
   }
 }
 
+// The names that --cpu-target takes on this machine, widest first, from what refuses another.
+std::vector<std::string> cpu_targets() {
+  const std::string refusal =
+      run({"logits", "tiny-qwen3.5", "--ids", "1", "--cpu-target", "mmx"}).output;
+  const std::string before = "--cpu-target: mmx not in {auto,";
+  const size_t begin = refusal.find(before);
+  EXPECT_NE(begin, std::string::npos) << refusal;
+  std::istringstream list(
+      refusal.substr(begin + before.size(), refusal.find('}') - begin - before.size()));
+  std::vector<std::string> names;
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+  return names;
+}
+
+// Every instruction set sums in another order, to the same logits within what the project promises.
+TEST(Logits, AgreeOnEveryInstructionSet) {
+  const auto logits = [](const std::string& target) {
+    const json result = parsed({"logits", "tiny-nemotron-h", "--ids", "1,2,3,40,50,60", "--json",
+                                "--dtype", "float32", "--cpu-target", target});
+    return result["logits"][0].get<std::vector<double>>();
+  };
+  const std::vector<double> widest = logits("auto");
+  const auto largest =
+      *std::ranges::max_element(widest, {}, [](double logit) { return std::abs(logit); });
+  const std::vector<std::string> targets = cpu_targets();
+  ASSERT_FALSE(targets.empty());
+  for (const std::string& target : targets) {
+    const std::vector<double> narrow = logits(target);
+    if (target != targets.front()) {
+      EXPECT_NE(narrow, widest) << target;
+    }
+    for (size_t i = 0; i < narrow.size(); ++i)
+      ASSERT_NEAR(narrow[i], widest[i], 2e-3 * std::abs(largest)) << target;
+  }
+}
+
 // Two prompts together, on every route, give the recorded greedy ids wherever the best logit leads
 // by more than the error that is promised for it.
 TEST(Generate, GivesTheRecordedTokensOnEveryRoute) {
   const std::vector<std::vector<std::string>> routes = {
       {"--no-use-replayssm"},
       {"--replayssm-route", "output_only"},
-      {"--replayssm-route", "state_and_output", "--replayssm-buffer-len", "3"}};
+      {"--replayssm-route", "state_and_output", "--replayssm-buffer-len", "3"},
+      {"--replayssm-read-dtype", "float16"},
+      {"--cpu-target", cpu_targets().back()}};
   for (const std::string& model : kModels) {
     const json prompts = golden(model)["prompts"];
     for (const auto& route : routes) {
@@ -142,6 +181,42 @@ TEST(BenchDecode, ReportsEveryRoute) {
   EXPECT_EQ(report["results"][0]["state_bytes_per_step"], 6.0 * 4 * 128 * 128 * 4 * 3 * 2);
 }
 
+TEST(BenchDecode, ReportsReadCopies) {
+  const std::vector<std::string> base = {"bench",
+                                         "decode",
+                                         "tiny-qwen3.5",
+                                         "--batch-size",
+                                         "2",
+                                         "--num-steps",
+                                         "4",
+                                         "--warmup-steps",
+                                         "0",
+                                         "--repeats",
+                                         "1",
+                                         "--prompt-len",
+                                         "5",
+                                         "--replayssm-buffer-len",
+                                         "4",
+                                         "--replayssm-read-dtype",
+                                         "int8"};
+  auto arguments = base;
+  arguments.emplace_back("--json");
+  const json report = parsed(arguments);
+  EXPECT_EQ(report["replayssm_read_dtype"], "int8");
+  const double rows = 6.0 * 4 * 128 * 2;  // layers, heads, rows of a head, sequences
+  EXPECT_EQ(report["read_copy_bytes"], rows * (128 + 4));
+  EXPECT_EQ(report["checkpoint_bytes"], rows * 128 * 4);
+  EXPECT_EQ(report["results"][0]["state_bytes_per_step"], rows * 128 * 4 * 2);
+  // Three steps of a cycle read the copy; the fourth rewrites checkpoint and copy. Ring rows: 2.5
+  // read and one written, of v, k and two gates per head.
+  const double ring = 6.0 * 2 * 3.5 * ((4 * 128 + 4 * 128) * 2 + 4 * 2 * 4);
+  EXPECT_LE(report["results"][2]["state_bytes_per_step"],
+            rows * ((128 + 4) + 128 * 4 * 2.0 / 4) + ring);
+  EXPECT_GE(report["results"][2]["state_bytes_per_step"], rows * ((128 + 4) + 128 * 4 * 2.0 / 4));
+  const std::string table = run(base, kQuiet).output;
+  EXPECT_NE(table.find("int8 read copy of 0.8 MB"), std::string::npos) << table;
+}
+
 // Small states: what is measured is not judged, what is computed is.
 TEST(BenchOp, ReportsEveryVariantOfEveryOp) {
   const std::vector<std::string> small = {"--state-gib", "0", "--repeats",    "1", "--heads", "4",
@@ -169,13 +244,28 @@ TEST(BenchOp, ReportsEveryVariantOfEveryOp) {
   EXPECT_EQ(verify["results"][0]["variant"], "snapshots");
   EXPECT_EQ(verify["results"][0]["bytes"]["write_only"], 3.0 * 3 * 4 * 80 * 128 * 4);
   EXPECT_EQ(verify["results"].back()["variant"], "output_only, 1 token");
-  for (const char* op : {"kda_decode", "gdn_snapshots", "prefill", "fold", "conv"}) {
-    EXPECT_GT(report_of({op, "--window",
-                         op == std::string("fold") || op == std::string("kda_decode")
-                             ? "1"
-                             : "7"})["results"][0]["us"],
-              0);
+  EXPECT_GT(report_of({"kda_decode"})["results"][0]["us"], 0);
+  EXPECT_GT(report_of({"gdn_snapshots", "--window", "7"})["results"][0]["us"], 0);
+
+  const double state = 3.0 * 4 * 128 * 128 * 4;
+  const json prefill = report_of({"prefill", "--window", "7"});
+  const json fold = report_of({"fold", "--buffer-len", "5"});
+  for (const auto& [report, tokens] : {std::pair{prefill, 7}, {fold, 5}}) {
+    ASSERT_EQ(report["results"].size(), 2);
+    EXPECT_EQ(report["results"][0]["variant"], "conventional, by token");
+    EXPECT_EQ(report["results"][0]["bytes"]["read_modify_write"], 2 * tokens * state);
+    EXPECT_EQ(report["results"][1]["bytes"]["read_modify_write"], 2 * state);
+    for (const json& result : report["results"]) {
+      EXPECT_GT(result["us"], 0);
+      EXPECT_EQ(result["tokens"], 3 * tokens);
+    }
   }
+  const json conv = report_of({"conv"});
+  ASSERT_EQ(conv["results"].size(), 2);
+  EXPECT_EQ(conv["results"][0]["variant"], "shifting window");
+  const double row = 3.0 * (4 * 128 + 2 * 2 * 128) * 2;  // sequences, channels, bfloat16
+  EXPECT_EQ(conv["results"][0]["bytes"]["read_modify_write"], 2 * 3 * row);
+  EXPECT_EQ(conv["results"][1]["bytes"]["ring"], (3 + 1) * row);
 }
 
 // The float32 states of a sweep are exactly those of no rounding; every other format costs

@@ -318,6 +318,8 @@ TEST(Engine, RefusesOptionsThatContradict) {
   refused({.max_num_seqs = 8, .max_num_batched_tokens = 7}, "at least max_num_seqs = 8, got 7");
   refused({.max_model_len = 257}, "max_model_len: expected at most 256");
   refused({.max_model_len = -1}, "max_model_len");
+  refused({.route = Route::kConventional, .read_dtype = DType::kInt8}, "read copy of int8");
+  refused({.state_dtype = DType::kBFloat16, .read_dtype = DType::kFloat16}, "got float16");
 }
 
 }  // namespace

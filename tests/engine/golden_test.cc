@@ -92,6 +92,47 @@ TEST_P(BundledModel, GreedyTextMatchesTheRecordOnEveryRoute) {
   }
 }
 
+// A read copy's rounding stays out of the recurrence and enters every layer's output once: by the
+// relative error of its elements, given below as its root mean square, since the products of a row
+// add up like a random walk, and so do the layers. Int8 rounds to 1/127 of a row's largest element,
+// taken as four times the root mean square. Four deviations bound the error of a logit; where the
+// best one leads by twice that, the text is the recorded one.
+TEST_P(BundledModel, GreedyTextWithReadCopiesMatchesTheRecord) {
+  const std::pair<DType, double> copies[] = {{DType::kFloat16, std::ldexp(1.0, -12)},
+                                             {DType::kBFloat16, std::ldexp(1.0, -9)},
+                                             {DType::kFloat8E4M3, std::ldexp(1.0, -5)},
+                                             {DType::kInt8, 4.0 / (127 * std::sqrt(12.0))}};
+  const double layers = std::sqrt(static_cast<double>(model_->config().recurrent_layers()));
+  const json prompt = record_["prompts"][0];
+  const auto ids = prompt["ids"].get<std::vector<int32_t>>();
+  const auto want = prompt["greedy_ids"].get<std::vector<int32_t>>();
+  const std::vector last = {static_cast<int32_t>(ids.size()) - 1};
+  for (const auto& [dtype, deviation] : copies) {
+    const double bound = 4 * deviation * layers + kLogitTolerance;
+    Rows exact(*model_, {.rows = 1, .context = 256});
+    Rows rounded(*model_, {.rows = 1, .context = 256, .read_dtype = dtype});
+    auto expected = exact.prefill(std::vector<RowTokens>{{0, ids}}, last);
+    auto logits = rounded.prefill(std::vector<RowTokens>{{0, ids}}, last);
+    int64_t compared = 0, changed = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double scale = root_mean_square({expected.begin(), expected.end()});
+      for (size_t id = 0; id < logits.size(); ++id) {
+        ASSERT_NEAR(logits[id], expected[id], bound * scale) << dtype_name(dtype) << " token " << i;
+        changed += logits[id] != expected[id];
+      }
+      if (prompt["greedy_margins"][i].get<double>() > 2 * bound * scale) {
+        ASSERT_EQ(std::ranges::max_element(logits) - logits.begin(), want[i]) << dtype_name(dtype);
+        ++compared;
+      }
+      const std::vector next = {want[i]};
+      expected = exact.decode(next);
+      logits = rounded.decode(next);
+    }
+    EXPECT_GT(changed, 0) << dtype_name(dtype);
+    EXPECT_GT(compared, 0) << dtype_name(dtype);
+  }
+}
+
 TEST_P(BundledModel, MeanLossMatchesTheRecord) {
   const Tokenizer tokenizer(repository() / "models" / GetParam());
   const std::string text = read_text(repository() / "models/eval.txt");

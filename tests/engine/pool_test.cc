@@ -55,6 +55,45 @@ TEST(SlotPool, IsAsLargeAsItsShapesAndZeroedOnAcquire) {
   }
 }
 
+TEST(SlotPool, CountsAndZeroesReadCopies) {
+  const testing::FakeModel model;
+  const Mamba2Config& m = model.config().mamba2;
+  const int64_t layers = model.config().recurrent_layers(), rows = m.heads * m.head_dim;
+  const auto bytes = [&](std::optional<DType> read) {
+    return SlotPool::bytes_per_slot(model.config(), kRing, DType::kFloat32, DType::kBFloat16, read);
+  };
+  for (const DType read : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kInt8}) {
+    const bool narrow = dtype_bytes(read) == 1;
+    EXPECT_EQ(bytes(read) - bytes({}),
+              layers * rows * (m.state_dim * dtype_bytes(read) + (narrow ? 4 : 0)));
+    SlotPool pool(model.config(), kRing, DType::kFloat32, DType::kBFloat16, 2, read);
+    EXPECT_EQ(pool.bytes(), 2 * bytes(read));
+    for (const RecurrentState& state : pool.recurrent()) {
+      ASSERT_NE(state.read_copy.data, nullptr);
+      EXPECT_EQ(state.read_copy.dtype, read);
+      EXPECT_EQ(state.read_copy.scale != nullptr, narrow);
+      std::memset(state.read_copy.data, 0xff, 2 * rows * m.state_dim * dtype_bytes(read));
+    }
+    ASSERT_EQ(pool.acquire(), 0);
+    for (const RecurrentState& state : pool.recurrent()) {
+      const auto* data = static_cast<const std::byte*>(state.read_copy.data);
+      for (int64_t i = 0; i < 2 * rows * m.state_dim * dtype_bytes(read); ++i)
+        ASSERT_EQ(data[i] == std::byte{0}, i < rows * m.state_dim * dtype_bytes(read)) << i;
+    }
+  }
+}
+
+TEST(SlotPool, RefusesReadCopiesThatMakeNoSense) {
+  const auto check = [](DType read, DType state, Route route) {
+    check_read_copy(read, state, route);
+  };
+  EXPECT_NO_THROW(check(DType::kFloat16, DType::kFloat32, Route::kOutputOnly));
+  EXPECT_NO_THROW(check(DType::kInt8, DType::kFloat16, Route::kStateAndOutput));
+  EXPECT_THROW(check(DType::kInt8, DType::kFloat32, Route::kConventional), Error);
+  EXPECT_THROW(check(DType::kFloat16, DType::kFloat16, Route::kOutputOnly), Error);
+  EXPECT_THROW(check(DType::kFloat32, DType::kFloat32, Route::kOutputOnly), Error);
+}
+
 TEST(SlotPool, ResetsTheCursorOnAcquire) {
   const testing::FakeModel model;
   SlotPool pool(model.config(), kRing, DType::kFloat32, DType::kFloat32, 1);

@@ -221,6 +221,10 @@ TEST(CheckParams, NamesWhatIsWrongWithTheOtherOps) {
   for (const auto& [change, message] : std::vector<Refused<ConvParams>>{
            {[](ConvParams& p) { p.channels = 0; }, "channels: expected at least 1, got 0"},
            {[](ConvParams& p) { p.x_stride = 39; }, "x_stride: expected at least 40, got 39"},
+           {[](ConvParams& p) { p.x_dtype = DType::kFloat16; },
+            "x_dtype: expected float32 or activation_dtype = bfloat16, got float16"},
+           {[](ConvParams& p) { p.x_dtype = DType::kBFloat16, p.x = at<char>(1); },
+            "x: expected 2-byte alignment"},
            {[](ConvParams& p) { p.inputs = at(8); }, "inputs: expected 16-byte alignment"},
            {[](ConvParams& p) { p.y = nullptr; }, "y: expected memory"},
            {[](ConvParams& p) { p.weight = at<float>(2); }, "weight: expected 4-byte alignment"},

@@ -82,7 +82,7 @@ class Conv : public ::testing::TestWithParam<ConvCase> {
     p.bias = c.bias ? bias_.data() : nullptr;
     p.inputs = inputs_.data();
     p.y = y.data();
-    cpu::causal_conv(p, pool_);
+    op_(p, pool_);
     std::vector<float> out((end - begin + 1) * c.channels);
     dispatch_float(c.dtype, [&]<class T>() {
       for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(reinterpret_cast<T*>(y.data())[i]);
@@ -105,6 +105,7 @@ class Conv : public ::testing::TestWithParam<ConvCase> {
 
   static constexpr int64_t kTokens = 40;
   ThreadPool pool_{2};
+  void (*op_)(const ConvParams&, ThreadPool&) = cpu::causal_conv;
   RingConfig ring_;
   std::vector<float> weight_, bias_, x_;
   std::vector<uint8_t> inputs_;
@@ -177,6 +178,52 @@ TEST_P(Conv, WindowsAreTheirTokensBitForBit) {
     commit_step(cursors_[1], 1, Route::kOutputOnly);
   }
   EXPECT_EQ(single, whole);
+}
+
+// Inputs that come in the activation type are those that fp32 ones are rounded to.
+TEST_P(Conv, InputsOfTheActivationTypeGiveTheSameBits) {
+  const auto c = GetParam();
+  dispatch_float(c.dtype, [&]<class T>() {
+    std::vector<T> x;
+    for (const float value : x_) x.push_back(from_float<T>(value));
+    const int32_t query_start[] = {0, kTokens}, slot = 1;
+    std::vector<uint8_t> y[2], inputs[2];
+    for (int i = 0; i < 2; ++i) {
+      reset(3);
+      y[i].resize(kTokens * c.channels * sizeof(T));
+      ConvParams p;
+      p.batch = {1, query_start, &slot, cursors_.data(), ring_};
+      p.channels = p.x_stride = c.channels;
+      p.activation_dtype = c.dtype;
+      p.x_dtype = i == 0 ? DType::kFloat32 : c.dtype;
+      p.x = i == 0 ? static_cast<const void*>(x_.data()) : x.data();
+      p.weight = weight_.data();
+      p.inputs = inputs_.data();
+      p.y = y[i].data();
+      cpu::causal_conv(p, pool_);
+      inputs[i] = inputs_;
+    }
+    EXPECT_EQ(y[0], y[1]);
+    EXPECT_EQ(inputs[0], inputs[1]);
+  });
+}
+
+// The baseline: [slots, kernel - 1, channels], shifted by every window and nothing else touched.
+TEST_P(Conv, AShiftingWindowMatchesTheDefinition) {
+  const auto c = GetParam();
+  const auto want = expected();
+  const size_t slot_bytes = (c.kernel - 1) * c.channels * dtype_bytes(c.dtype);
+  op_ = cpu::shifting_conv;
+  for (const int64_t piece : {1, 2, 7}) {
+    inputs_.assign(3 * slot_bytes, 0xff);
+    std::fill_n(inputs_.begin() + slot_bytes, slot_bytes, 0);
+    for (int64_t t = 0; t + piece <= kTokens; t += piece)
+      expect_close(run(t, t + piece, x_), want, t);
+    for (size_t i = 0; i < slot_bytes; ++i) {
+      ASSERT_EQ(inputs_[i], 0xff);
+      ASSERT_EQ(inputs_[2 * slot_bytes + i], 0xff);
+    }
+  }
 }
 
 TEST_P(Conv, OtherSlotsStayUntouched) {

@@ -107,13 +107,13 @@ inline std::vector<float> run_in_place(const std::vector<float>& x,
 }
 
 // Runs a test on one instruction set after the other.
-class PerTarget : public testing::TestWithParam<int64_t> {
+class PerTarget : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
   void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
 };
 
-inline std::string target_name(const testing::TestParamInfo<int64_t>& info) {
+inline std::string target_name(const ::testing::TestParamInfo<int64_t>& info) {
   return hwy::TargetName(info.param);
 }
 

@@ -173,4 +173,33 @@ struct Window {
   int64_t tokens() const { return end - begin; }
 };
 
+// A tree of so many tokens.
+inline std::vector<int32_t> random_tree(std::mt19937& random, int32_t nodes) {
+  std::vector<int32_t> parent(nodes);
+  for (int32_t i = 0; i < nodes; ++i) parent[i] = static_cast<int32_t>(random() % (i + 1)) - 1;
+  return parent;
+}
+
+// The tokens of a path as inputs of their own.
+inline Inputs gathered(const Case& c, const Inputs& in, int64_t begin,
+                       const std::vector<int64_t>& path) {
+  const auto& s = c.shape;
+  Inputs out;
+  const auto take = [&](std::vector<float> Inputs::* x, int64_t width) {
+    if ((in.*x).empty()) return;
+    for (const int64_t i : path) {
+      const auto row = (in.*x).begin() + (begin + i) * width;
+      (out.*x).insert((out.*x).end(), row, row + width);
+    }
+  };
+  take(&Inputs::v, s.heads * s.head_dim);
+  take(&Inputs::k, s.key_heads * s.state_dim);
+  take(&Inputs::q, s.key_heads * s.state_dim);
+  take(&Inputs::b, s.heads);
+  take(&Inputs::g, s.heads);
+  take(&Inputs::gate, s.heads * s.state_dim);
+  take(&Inputs::z, s.heads * s.head_dim);
+  return out;
+}
+
 }  // namespace replayssm::testing

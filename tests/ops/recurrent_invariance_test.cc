@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <tuple>
 
 #include "ops/recurrent_harness.h"
 #include "ops/recurrent_oracle.h"
@@ -184,7 +185,10 @@ TEST_P(RecurrentInvariance, FoldsChangeNothingLater) {
   const auto cursor = pool.cursors[0];
   fold(c, pool, 0, threads_, 2);
   EXPECT_EQ(pool.contents(0), before);
-  EXPECT_EQ(std::memcmp(&pool.cursors[0], &cursor, sizeof cursor), 0);
+  const auto fields = [](const Cursor& x) {  // a comparison of memory would include the padding
+    return std::tuple(x.ring_start, x.ring_count, x.ring_limit, x.fold_count);
+  };
+  EXPECT_EQ(fields(pool.cursors[0]), fields(cursor));
   fold(c, pool, 1, threads_);
   EXPECT_TRUE(std::ranges::equal(pool.slot(1), pool.slot(2)));
   EXPECT_TRUE(pool.untouched(3));

@@ -18,33 +18,6 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RecurrentTree, ::testing::ValuesIn(cases()),
 constexpr int64_t kNodes = 9;
 constexpr Route kTreeRoutes[] = {Route::kStateAndOutput, Route::kOutputOnly};
 
-std::vector<int32_t> random_tree(std::mt19937& random) {
-  std::vector<int32_t> parent(kNodes);
-  for (int32_t i = 0; i < kNodes; ++i) parent[i] = static_cast<int32_t>(random() % (i + 1)) - 1;
-  return parent;
-}
-
-// The tokens of a path as inputs of their own.
-Inputs gathered(const Case& c, const Inputs& in, int64_t begin, const std::vector<int64_t>& path) {
-  const auto& s = c.shape;
-  Inputs out;
-  const auto take = [&](std::vector<float> Inputs::* x, int64_t width) {
-    if ((in.*x).empty()) return;
-    for (const int64_t i : path) {
-      const auto row = (in.*x).begin() + (begin + i) * width;
-      (out.*x).insert((out.*x).end(), row, row + width);
-    }
-  };
-  take(&Inputs::v, s.heads * s.head_dim);
-  take(&Inputs::k, s.key_heads * s.state_dim);
-  take(&Inputs::q, s.key_heads * s.state_dim);
-  take(&Inputs::b, s.heads);
-  take(&Inputs::g, s.heads);
-  take(&Inputs::gate, s.heads * s.state_dim);
-  take(&Inputs::z, s.heads * s.head_dim);
-  return out;
-}
-
 TEST_P(RecurrentTree, EqualsEachOfItsPathsAlone) {
   const Case c = GetParam();
   const int64_t width = c.shape.heads * c.shape.head_dim;
@@ -61,7 +34,7 @@ TEST_P(RecurrentTree, EqualsEachOfItsPathsAlone) {
       Oracle oracle(c);
       for (int64_t t = 0; t < history; ++t) oracle.commit(in, t);
 
-      const auto parent = random_tree(random);
+      const auto parent = random_tree(random, kNodes);
       const auto o = run(c, pool, Op::kStep, route, {{&in, history, history + kNodes, 0, parent}},
                          threads_)[0];
       EXPECT_LT(relative_error(o, oracle.outputs(in, history, history + kNodes, parent)),
@@ -109,7 +82,7 @@ TEST_P(RecurrentTree, NeighboursChangeNoBit) {
   const Case c = GetParam();
   const auto in = random_inputs(c, kNodes, 34), other = random_inputs(c, 4, 35);
   std::mt19937 random(36);
-  const auto parent = random_tree(random);
+  const auto parent = random_tree(random, kNodes);
   const RingConfig ring{.buffer_len = 4, .max_window = kNodes};
   for (const Route route : kTreeRoutes) {
     Pool alone(c, ring, 1), together(c, ring, 4);

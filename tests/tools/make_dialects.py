@@ -134,15 +134,17 @@ class Writer:
         (self.out / "manifest.json").write_text(json.dumps({"fixtures": self.manifest}, indent=1))
 
 
-def nemotron_h(w):
-    source = RANDOM + "nemotron_h_moe"
-    config, tensors = w.load(source)
+# A writer of dialects of one checkpoint.
+def dialects_of(w, prefix, source, tensors):
+    def write(name, c, t=None, **more):
+        w.write(prefix + name, source, c, t or tensors, **more)
+
+    return write
+
+
+def nemotron_h_configs(config, write):
     pattern = pattern_of(config)
     plain = without(config, "layers_block_type")
-
-    def write(name, c, t=None, **more):
-        w.write("nemotron_h_" + name, source, c, t or tensors, **more)
-
     write(
         "pattern_only", dict(plain, hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
     )
@@ -167,6 +169,9 @@ def nemotron_h(w):
     }
     write("aliases", dict(with_keys_renamed(config, aliases), **inert))
     write("architecture_only", without(config, "model_type"))
+
+
+def nemotron_h_tensors(config, tensors, write):
     write("model_prefix", config, renamed(tensors, ("backbone.", "model.")))
     write("model_backbone_prefix", config, renamed(tensors, ("backbone.", "model.backbone.")))
     wrapped = renamed(
@@ -194,8 +199,17 @@ def nemotron_h(w):
     }
     write("mtp", dict(config, num_nextn_predict_layers=1), {**tensors, **mtp}, skipped=2)
 
+
+def nemotron_h(w):
+    source = RANDOM + "nemotron_h_moe"
+    config, tensors = w.load(source)
+    write = dialects_of(w, "nemotron_h_", source, tensors)
+    nemotron_h_configs(config, write)
+    nemotron_h_tensors(config, tensors, write)
+
     source = RANDOM + "nemotron_h_latent_moe_headdim80"
     config, tensors = w.load(source)
+    write = dialects_of(w, "nemotron_h_", source, tensors)
     pattern = pattern_of(config)
     write(
         "latent_pattern",
@@ -205,6 +219,7 @@ def nemotron_h(w):
 
     source = "models/tiny-nemotron-h"
     config, tensors = w.load(source)
+    write = dialects_of(w, "nemotron_h_", source, tensors)
     write("tiny_pattern_sharded", without(config, "layers_block_type"), tensors, shards=4)
     write(
         "tiny_block_types_float32",

@@ -259,8 +259,9 @@ std::vector<MlpWeights> read_experts(WeightReader& reader, const std::string& pr
   const MoeConfig& moe = config.moe;
   const int64_t width = moe.latent ? moe.latent : config.hidden_size;
   std::vector<MlpWeights> experts;
+  // Nothing is reserved: a count that lies ends at the first missing tensor.
   for (int64_t i = 0; i < moe.experts; ++i) {
-    experts.push_back(
+    experts.push_back(  // NOLINT(performance-inefficient-vector-operation)
         read_mlp(reader, concat(prefix, i, "."), width, moe.intermediate, config, names));
   }
   return experts;

@@ -186,7 +186,8 @@ Value map(I& interpreter, V input, A arguments) {
     const Bound bound("map", std::move(arguments), {"attribute", "default"}, 1);
     for (const Value& item : items) {
       Value value = at_path(interpreter, item, bound[0]);
-      out.push_back(value.is_undefined() && bound.given(1) ? bound[1] : std::move(value));
+      if (value.is_undefined() && bound.given(1)) value = bound[1];
+      out.push_back(std::move(value));
     }
     return Value::generator(std::move(out));
   }

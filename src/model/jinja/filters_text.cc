@@ -211,7 +211,7 @@ Value truncated(double number, V fallback) {
 
 Value to_int(I&, V input, A arguments) {
   const Bound bound("int", std::move(arguments), {"default", "base"}, 0);
-  const Value fallback = bound.has(0) ? bound[0] : Value(int64_t{0});
+  Value fallback = bound.has(0) ? bound[0] : Value(int64_t{0});
   const int64_t base = bound.integer(1, 10);
   if (base < 2 || base > 36) fail("int: expected a base from 2 to 36, got ", base);
   if (input.is_integral() || input.is_undefined()) return to_integer(input);
@@ -224,7 +224,7 @@ Value to_int(I&, V input, A arguments) {
 
 Value to_float(I&, V input, A arguments) {
   const Bound bound("float", std::move(arguments), {"default"}, 0);
-  const Value fallback = bound.has(0) ? bound[0] : Value(0.0);
+  Value fallback = bound.has(0) ? bound[0] : Value(0.0);
   if (input.is<double>()) return input;
   if (input.is_integral() || input.is_undefined()) return static_cast<double>(to_integer(input));
   if (input.string() == nullptr) return fallback;

@@ -15,23 +15,42 @@ HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
 namespace HWY_NAMESPACE {
 
-// log(1 + x) for x in [0, 1] with the relative precision of fp32: 2 atanh(z), z = x / (2 + x),
-// whose series at z <= 1/3 ends below half an ulp.
-HWY_INLINE V Log1pUnit(V x) {
+// The polynomial with these coefficients, the constant one first.
+template <size_t kCount>
+HWY_INLINE V Polynomial(V x, const float (&coefficients)[kCount]) {
   const D d;
-  const auto z = hn::Div(x, hn::Add(x, hn::Set(d, 2.0f)));
-  const auto square = hn::Mul(z, z);
-  auto sum = hn::Set(d, 1.0f / 15);
-  for (const float term : {1.0f / 13, 1.0f / 11, 1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3})
-    sum = hn::MulAdd(sum, square, hn::Set(d, term));
-  const auto twice = hn::Add(z, z);
-  return hn::MulAdd(hn::Mul(sum, square), twice, twice);
+  auto sum = hn::Set(d, coefficients[kCount - 1]);
+  for (size_t i = kCount - 1; i-- > 0;) sum = hn::MulAdd(sum, x, hn::Set(d, coefficients[i]));
+  return sum;
 }
 
-// log(1 + e^x), with a relative precision that does not suffer where it is small.
-HWY_INLINE V Softplus(V x) {
+// 2^x for x <= 0 within an ulp; 0 below the normal numbers, NaN for NaN.
+HWY_INLINE V Exp2Negative(V x) {
   const D d;
-  return hn::Add(hn::Max(x, hn::Zero(d)), Log1pUnit(ExpF32(d, hn::Neg(hn::Abs(x)))));
+  const hn::RebindToSigned<D> di;
+  // (2^f - 1) / f for |f| <= 1/2: minimax, 7.5e-9.
+  constexpr float kTerms[] = {0.69314718f,    0.240226507f,   0.0555035696f,
+                              0.00961803086f, 0.00133908669f, 0.000154697307f};
+  const auto least = hn::Set(d, -126.0f);
+  const auto clamped = hn::Max(least, x);  // NaN stays
+  const auto whole = hn::Round(clamped);
+  const auto part = hn::Sub(clamped, whole);
+  const auto power = hn::MulAdd(part, Polynomial(part, kTerms), hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, whole));
+  const auto result = hn::BitCast(d, hn::Add(hn::BitCast(di, power), exponent));
+  return hn::IfThenZeroElse(hn::Lt(x, least), result);
+}
+
+// log2(1 + e^x): within 2e-8 + 1e-7 of itself.
+HWY_INLINE V Softplus2(V x) {
+  const D d;
+  // log2(1 + u) / u for 0 <= u <= 1: minimax, relative 4.7e-9.
+  constexpr float kTerms[] = {1.44269502f,   -0.72134614f,   0.480849713f, -0.360012025f,
+                              0.283863693f,  -0.220812693f,  0.152977839f, -0.0821746811f,
+                              0.0286393093f, -0.00468007335f};
+  const auto log2e = hn::Set(d, 1.44269504f);
+  const auto u = Exp2Negative(hn::Neg(hn::Mul(log2e, hn::Abs(x))));
+  return hn::MulAdd(log2e, hn::Max(hn::Zero(d), x), hn::Mul(u, Polynomial(u, kTerms)));
 }
 
 // a = the decays of one head's columns, in a scratch row of `width` floats.
@@ -42,15 +61,18 @@ void channel_decays(const T* raw, int64_t count, int64_t width, const ChannelGat
   const float* bias = gate.bias + head * count;
   const auto scale = hn::Set(d, gate.scale[head]);
   const auto bound = hn::Set(d, gate.lower_bound);
-  const auto store = [&](int64_t i, V x) {
-    const auto log_decay = gate.lower_bound < 0
-                               ? hn::Mul(bound, SigmoidF32(d, hn::Neg(hn::Mul(scale, x))))
-                               : hn::Mul(scale, Softplus(x));
-    hn::Store(ExpF32(d, log_decay), d, a + i);
+  const auto store = [&](auto&& decay) {
+    ForVectors(d, static_cast<size_t>(count), [&](size_t i, auto n) {
+      hn::Store(decay(hn::Add(LoadF32N(d, raw + i, n), LoadF32N(d, bias + i, n))), d, a + i);
+    });
   };
-  ForVectors(d, static_cast<size_t>(count), [&](size_t i, auto n) {
-    store(static_cast<int64_t>(i), hn::Add(LoadF32N(d, raw + i, n), LoadF32N(d, bias + i, n)));
-  });
+  if (gate.lower_bound < 0) {
+    store(
+        [&](V x) { return ExpF32(d, hn::Mul(bound, SigmoidF32(d, hn::Neg(hn::Mul(scale, x))))); });
+  } else {
+    // exp(scale softplus(x)) to base 2, where its logarithms are exact.
+    store([&](V x) { return Exp2Negative(hn::Mul(scale, Softplus2(x))); });
+  }
   // Padding meets keys that are zero there; it must be finite.
   const auto lanes = static_cast<int64_t>(kLanes);
   for (int64_t i = (count + lanes - 1) / lanes * lanes; i < width; i += lanes)

@@ -4,10 +4,25 @@
 
 #include <algorithm>
 
+#include "core/check.h"
 #include "core/dispatch.h"
 #include "ops/check_params.h"
 #include "ops/cpu/recurrent.h"
 #include "replay/cursor.h"
+
+#ifndef REPLAYSSM_CONV_ONCE
+#define REPLAYSSM_CONV_ONCE
+
+namespace replayssm {
+namespace {
+
+// Where a slot's earlier inputs lie: by their counter, or the last ones from the oldest on.
+enum class ConvInputs : uint8_t { kCounted, kShifting };
+
+}  // namespace
+}  // namespace replayssm
+
+#endif
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/conv.cc"
@@ -20,14 +35,15 @@ namespace replayssm {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Four taps (every published model) keep their inputs in registers.
-template <class T, int64_t kTaps>
+// Four taps (every published model) keep their inputs in registers. X: the type of x.
+template <class T, class X, int64_t kTaps>
 class ConvColumn {
  public:
-  ConvColumn(const ConvParams& params, int64_t sequence, int64_t channel)
+  ConvColumn(const ConvParams& params, ConvInputs kind, int64_t sequence, int64_t channel)
       : p_(params),
+        shifting_(kind == ConvInputs::kShifting),
         taps_(kTaps > 0 ? kTaps : params.batch.ring.conv_kernel),
-        rows_(conv_rows(taps_, params.batch.ring.max_window)),
+        rows_(shifting_ ? taps_ - 1 : conv_rows(taps_, params.batch.ring.max_window)),
         channel_(channel),
         lanes_(std::min<int64_t>(hn::MaxLanes(D()), params.channels - channel)) {
     const auto& batch = params.batch;
@@ -35,7 +51,11 @@ class ConvColumn {
     first_ = batch.query_start[sequence];
     window_ = batch.query_start[sequence + 1] - first_;
     if (batch.parent != nullptr) parent_ = batch.parent + first_;
-    if (slot_ >= 0) counter_ = batch.cursors[slot_].ring_start + batch.cursors[slot_].ring_count;
+    if (shifting_) {
+      counter_ = rows_;  // the oldest input lies in row 0
+    } else if (slot_ >= 0) {
+      counter_ = batch.cursors[slot_].ring_start + batch.cursors[slot_].ring_count;
+    }
   }
 
   void run() {
@@ -52,11 +72,11 @@ class ConvColumn {
     } else {
       run_chain(weight, bias);
     }
+    if (shifting_) return;
     // A decode window may be rolled back, so all of it is kept beside what preceded it.
     const int64_t keep =
         window_ <= p_.batch.ring.max_window ? window_ : std::min(window_, taps_ - 1);
-    for (int64_t i = window_ - keep; i < window_; ++i)
-      store(load(p_.x + (first_ + i) * p_.x_stride + channel_), kept(i));
+    for (int64_t i = window_ - keep; i < window_; ++i) store(load(input(i)), kept(i));
   }
 
  private:
@@ -72,6 +92,8 @@ class ConvColumn {
       store(SiluF32(D(), sum), output(i));
       for (int64_t j = 0; j + 1 < taps_; ++j) input[j] = input[j + 1];
     }
+    if (!shifting_) return;
+    for (int64_t j = 0; j + 1 < taps_; ++j) store(input[j], kept(j + 1 - taps_));
   }
 
   // Sums in the same order, so that a chain is the same with and without parents.
@@ -90,8 +112,9 @@ class ConvColumn {
   }
 
   // The window's input i.
-  HWY_INLINE hn::Vec<D> fresh(int64_t i) const {
-    return RoundF32(D(), load(p_.x + (first_ + i) * p_.x_stride + channel_), T());
+  HWY_INLINE hn::Vec<D> fresh(int64_t i) const { return RoundF32(D(), load(input(i)), T()); }
+  const X* input(int64_t i) const {
+    return static_cast<const X*>(p_.x) + (first_ + i) * p_.x_stride + channel_;
   }
 
   T* kept(int64_t i) const {
@@ -109,19 +132,30 @@ class ConvColumn {
 
   const ConvParams& p_;
   const int32_t* parent_ = nullptr;  // of this window; null: a chain
+  bool shifting_;
   int64_t taps_, rows_, channel_, lanes_;
   int64_t slot_ = -1, first_ = 0, window_ = 0, counter_ = 0;
 };
 
+template <class T, class X>
+void conv_column(const ConvParams& params, ConvInputs kind, int64_t sequence, int64_t channel) {
+  if (params.batch.ring.conv_kernel == 4) {
+    ConvColumn<T, X, 4>(params, kind, sequence, channel).run();
+  } else {
+    ConvColumn<T, X, 0>(params, kind, sequence, channel).run();
+  }
+}
+
 // Channels [begin, end) of one sequence.
-void conv_channels(const ConvParams& params, int64_t sequence, int64_t begin, int64_t end) {
+void conv_channels(const ConvParams& params, ConvInputs kind, int64_t sequence, int64_t begin,
+                   int64_t end) {
   const int64_t lanes = hn::MaxLanes(hn::ScalableTag<float>());
   dispatch_float(params.activation_dtype, [&]<class T>() {
     for (int64_t channel = begin; channel < end; channel += lanes) {
-      if (params.batch.ring.conv_kernel == 4) {
-        ConvColumn<T, 4>(params, sequence, channel).run();
+      if (params.x_dtype == DType::kFloat32) {
+        conv_column<T, float>(params, kind, sequence, channel);
       } else {
-        ConvColumn<T, 0>(params, sequence, channel).run();
+        conv_column<T, T>(params, kind, sequence, channel);
       }
     }
   });
@@ -139,21 +173,36 @@ HWY_EXPORT(conv_channels);
 
 namespace cpu {
 
-void causal_conv(const ConvParams& params, ThreadPool& pool) {
+namespace {
+
+void run(const ConvParams& params, ConvInputs kind, ThreadPool& pool) {
   constexpr int64_t kBlock = 128;
   const auto& batch = params.batch;
-  check_params(params);
-  const WindowUse use = batch.parent != nullptr ? WindowUse::kDecode : WindowUse::kAny;
-  check_windows(batch, use);
-  debug_check(batch, use);
   const auto kernel = HWY_DYNAMIC_DISPATCH(conv_channels);
   const int64_t blocks = (params.channels + kBlock - 1) / kBlock;
   pool.for_ranges(batch.sequences * blocks, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t channel = i % blocks * kBlock;
-      kernel(params, i / blocks, channel, std::min(channel + kBlock, params.channels));
+      kernel(params, kind, i / blocks, channel, std::min(channel + kBlock, params.channels));
     }
   });
+}
+
+}  // namespace
+
+void causal_conv(const ConvParams& params, ThreadPool& pool) {
+  check_params(params);
+  const WindowUse use = params.batch.parent != nullptr ? WindowUse::kDecode : WindowUse::kAny;
+  check_windows(params.batch, use);
+  debug_check(params.batch, use);
+  run(params, ConvInputs::kCounted, pool);
+}
+
+void shifting_conv(const ConvParams& params, ThreadPool& pool) {
+  check_params(params);
+  REPLAYSSM_CHECK(params.batch.parent == nullptr, "windows are chains");
+  check_windows(params.batch, WindowUse::kAny);
+  run(params, ConvInputs::kShifting, pool);
 }
 
 }  // namespace cpu

@@ -10,6 +10,7 @@
 #define REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
 #endif
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -205,8 +206,8 @@ HWY_INLINE void to_padded_floats(const T* x, int64_t count, int64_t width, float
 // x <- x scale / sqrt(|x|^2 + kL2NormEps) over a scratch row.
 HWY_INLINE void l2_normalise(int64_t width, float scale, float* x) {
   const D d;
-  const auto sum = hn::Add(dot_memory(x, x, width), hn::Set(d, kL2NormEps));
-  const auto factor = hn::Div(hn::Set(d, scale), hn::Sqrt(sum));
+  const float sum = hn::GetLane(dot_memory(x, x, width)) + kL2NormEps;
+  const auto factor = hn::Set(d, scale / std::sqrt(sum));
   for (int64_t i = 0; i < width; i += kLanes)
     hn::Store(hn::Mul(hn::Load(d, x + i), factor), d, x + i);
 }

@@ -22,6 +22,11 @@ void snapshot_step(const SnapshotStepParams& params, void* workspace, ThreadPool
 // Convolution of decode windows and of prompts alike.
 void causal_conv(const ConvParams& params, ThreadPool& pool);
 
+// The same over the last conv_kernel - 1 inputs of every slot, [slots, conv_kernel - 1, channels],
+// which each call shifts and writes back: how engines without cursors do it, the baseline to
+// compare with. Windows are chains; cursors are not read.
+void shifting_conv(const ConvParams& params, ThreadPool& pool);
+
 // Mamba-2: b = clamp(softplus(dt + dt_bias), dt_min, dt_max), g = b * a with a = -exp(A_log).
 // dt: [tokens, heads], tokens dt_stride apart; b, g: [tokens, heads].
 struct Mamba2GateParams {

@@ -45,6 +45,7 @@ class StepBlock {
     const Cursor& cursor = batch.cursors[slot_];
     const bool fold_all = batch.query_start == nullptr;
     first_row_ = cursor.ring_start - cursor.fold_count;
+    first_physical_ = first_row_ % ring_rows_;
     const int64_t history = cursor.fold_count + cursor.ring_count;
     replay_.rows = history + replay_.window;
     replay_.stored = fold_all ? history : cursor.fold_count;
@@ -107,7 +108,10 @@ class StepBlock {
   // Whether the outputs are read off the state behind each token, and not by walking back.
   bool reads_replayed() const { return replay_.window > 0 && replay_.replayed == replay_.rows; }
   bool keeps_ring() const { return p_.route != Route::kConventional && replay_.window > 0; }
-  int64_t physical(int64_t j) const { return slot_ * ring_rows_ + (first_row_ + j) % ring_rows_; }
+  int64_t physical(int64_t j) const {
+    const int64_t row = first_physical_ + j;
+    return slot_ * ring_rows_ + (row < ring_rows_ ? row : row - ring_rows_);
+  }
 
   ActT* ring_key(int64_t j) const {
     return static_cast<ActT*>(p_.state.ring_k) +
@@ -300,7 +304,8 @@ class StepBlock {
   Prefetcher& prefetcher_;
   StepScratch m_;
   Replay replay_;
-  int64_t slot_ = -1, target_ = -1, first_token_ = 0, first_row_ = 0, ring_rows_ = 0;
+  int64_t slot_ = -1, target_ = -1, first_token_ = 0, ring_rows_ = 0;
+  int64_t first_row_ = 0, first_physical_ = 0;  // of the oldest row: its counter, its place
 };
 
 // Blocks [begin, end) of the list.

@@ -39,7 +39,7 @@ class Prefetcher {
     const auto at = reinterpret_cast<uintptr_t>(position);
     if (next_ - at > kRunAhead) next_ = at;
     const uintptr_t end = std::min(next_ + static_cast<uintptr_t>(bytes), at + most);
-    for (; next_ < end; next_ += kLine)
+    for (; next_ < end; next_ += kLine)  // NOLINTNEXTLINE(performance-no-int-to-ptr)
       __builtin_prefetch(reinterpret_cast<const void*>(next_), 0, 2);
   }
 
@@ -137,12 +137,14 @@ void stream_state(const Replay& replay, const StepScratch& m, const HeadScratch&
                   const RecurrentShape& shape, StateT* state, const HeadWriter* writer,
                   Prefetcher& prefetcher) {
   // Rows taken together hide each other's latencies: for one token as many as stay in registers,
-  // for a chain of tokens as many as the first-level cache feeds.
+  // for a chain of tokens as many as the first-level cache feeds. Mamba-2's tokens need no product
+  // with the row, so that registers are enough.
   constexpr int64_t kRegisters = kLanes >= 16 ? 16 : 8;
   constexpr int64_t kVectors = kVecs > 0 ? kVecs : 2 * kRegisters;
   constexpr int64_t kTokenRows =
       std::clamp<int64_t>(kRegisters / kVectors, 1, std::min<int64_t>(2, kDotRows));
-  constexpr int64_t kChainRows = std::clamp<int64_t>(2 * kRegisters / kVectors, 1, kDotRows);
+  constexpr int64_t kChainRows =
+      is_delta(kFamily) ? std::clamp<int64_t>(2 * kRegisters / kVectors, 1, kDotRows) : kTokenRows;
   if ((kReplayAll ? replay.rows : replay.replayed) > 1) {
     stream_by<kFamily, kReplayAll, kVecs, kChainRows>(replay, m, head, shape, state, writer,
                                                       prefetcher);

@@ -72,17 +72,34 @@ void walk_back(const Replay& replay, const StepScratch& m, int64_t heads, Fetch&
   }
 }
 
-// y = sum_j weight_j x_j over rows of `size` elements; writes up to padded(size) floats.
+// Vectors [i, i + kVecs) of y = sum_j weight_j x_j; `n` is what LoadF32N takes of the last one.
+template <size_t kVecs, class T, class N>
+HWY_INLINE void weighted_sum_at(size_t i, N n, int64_t count, const float* weight,
+                                const void* const* x, float* y) {
+  const D d;
+  V sum[kVecs];
+  for (size_t v = 0; v < kVecs; ++v) sum[v] = hn::Zero(d);
+  for (int64_t j = 0; j < count; ++j) {
+    const auto factor = hn::Set(d, weight[j]);
+    const T* row = static_cast<const T*>(x[j]) + i;
+    for (size_t v = 0; v < kVecs; ++v)
+      sum[v] = hn::MulAdd(factor, LoadF32N(d, row + v * kLanes, n), sum[v]);
+  }
+  for (size_t v = 0; v < kVecs; ++v) hn::Store(sum[v], d, y + i + v * kLanes);
+}
+
+// y = sum_j weight_j x_j over rows of `size` elements; writes up to padded(size) floats. Vectors
+// are taken together: the loop over few rows is left as seldom as may be.
 template <class T>
 void weighted_sum(int64_t count, const float* weight, const void* const* x, int64_t size,
                   float* y) {
-  const D d;
-  ForVectors(d, static_cast<size_t>(size), [&](size_t i, auto n) {
-    auto sum = hn::Zero(d);
-    for (int64_t j = 0; j < count; ++j)
-      sum = hn::MulAdd(hn::Set(d, weight[j]), LoadF32N(d, static_cast<const T*>(x[j]) + i, n), sum);
-    hn::Store(sum, d, y + i);
-  });
+  using replayssm::HWY_NAMESPACE::WholeVector;
+  constexpr size_t kVecs = 4;
+  size_t i = 0;
+  for (; i + kVecs * kLanes <= static_cast<size_t>(size); i += kVecs * kLanes)
+    weighted_sum_at<kVecs, T>(i, WholeVector(), count, weight, x, y);
+  ForVectors(D(), static_cast<size_t>(size) - i,
+             [&](size_t rest, auto n) { weighted_sum_at<1, T>(i + rest, n, count, weight, x, y); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -9,11 +9,17 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The next kernel of the stream may start as soon as it finds room; this one reads nothing before
-// all kernels before it are done.
-__device__ inline void wait_for_predecessor() {
+// The next kernel of the stream may start as soon as it finds room.
+__device__ inline void release_successor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Returns when all kernels before are done. What a kernel reads earlier must not be written by
+// kernels that it may overlap: those since the last begin or commit, which do not overlap anything.
+__device__ inline void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -23,16 +29,11 @@ __device__ inline void copy_async_16(void* shared, const void* global) {
                "l"(global)
                : "memory");
 }
-__device__ inline void copy_async_4(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
-               : "memory");
-}
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the newest kGroups groups of this thread are here.
 template <int kGroups>
 __device__ inline void copy_async_wait_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
-__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace replayssm::cuda

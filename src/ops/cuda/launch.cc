@@ -9,11 +9,9 @@ namespace replayssm::cuda {
 namespace {
 
 bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device) {
-  const int64_t rows = step.shape.head_dim * config.heads / config.slices;
   if (step.shape.head_dim % (config.slices * kPassRows) != 0) return false;
-  if (rows < config.warps * kPassRows) return false;
-  const int bytes = step_layout(step.shape, step.ring, step.activation, step.read, config, 1).total;
-  return bytes <= device.shared_bytes_per_block;
+  return step_layout(step.shape, step.ring, step.activation, step.read, config).total <=
+         device.shared_bytes_per_block;
 }
 
 }  // namespace
@@ -45,29 +43,25 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
   const auto& shape = step.shape;
   const int64_t group = shape.heads / shape.key_heads;
   LaunchConfig config;
-  const auto rows = [&](const LaunchConfig& c) { return shape.head_dim * c.heads / c.slices; };
-  while (rows(config) < config.warps * kPassRows) config.warps /= 2;
-  // Few sequences: slices of one pass a warp, until every multiprocessor has two blocks.
-  while (step.sequences * shape.heads * config.slices < 2 * device.multiprocessors) {
+  // Few sequences: slices, until every multiprocessor has two blocks.
+  while (step.sequences * shape.heads * config.slices < 2 * device.multiprocessors - 8) {
     LaunchConfig next = config;
     next.slices *= 2;
-    if (rows(next) < next.warps * kPassRows || !fits(step, next, device)) break;
+    if (shape.head_dim / next.slices < 2 * kPassRows || !fits(step, next, device)) break;
     config = next;
   }
   // Many: heads share what a block needs once, as long as each multiprocessor has blocks enough to
-  // even out those that fold. Smaller states leave less time to hide it.
-  const int most = dtype_bytes(step.read) < 4 ? 4 : 2;
-  while (config.slices == 1 && config.heads < most && group % (2 * config.heads) == 0) {
+  // even out those that fold. Less state a head, or more tokens, leave less time for it.
+  const bool short_of_time = step.read != DType::kFloat32 || step.ring.max_window > 1;
+  const int64_t most_rows = short_of_time ? 320 : 160;
+  while (config.slices == 1 && group % (2 * config.heads) == 0 &&
+         shape.head_dim * 2 * config.heads <= most_rows) {
     LaunchConfig next = config;
     next.heads *= 2;
     if (step.sequences * shape.heads / next.heads < 15 * device.multiprocessors) break;
     if (!fits(step, next, device)) break;
     config = next;
   }
-  // Mamba-2's warps share nothing of a head: one for all its rows, where they are few.
-  if (shape.family == Family::kMamba2 && config.heads == 2 && rows(config) <= 128 &&
-      step.sequences * shape.heads / config.heads >= 60 * device.multiprocessors)
-    config.warps = std::min(config.warps, 2);
   return config;
 }
 

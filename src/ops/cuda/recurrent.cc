@@ -1,5 +1,6 @@
 #include "ops/cuda/recurrent.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "core/check.h"
@@ -28,8 +29,8 @@ void check_step(const RecurrentStepParams& p) {
           aligned(p.state.ring_v, 0) && aligned(p.state.ring_k, 0) && aligned(p.state.ring_gate, 0),
       "rows must start at multiples of 16 bytes: v_stride=", p.v_stride, " k_stride=", p.k_stride,
       " q_stride=", p.q_stride, " gate_stride=", p.gate_stride);
-  REPLAYSSM_CHECK(p.batch.ring.max_window == 1 && p.batch.parent == nullptr,
-                  "windows of one token only, max_window=", p.batch.ring.max_window);
+  REPLAYSSM_CHECK(p.batch.ring.max_window >= 1 && p.batch.ring.max_window <= kMaxWindow,
+                  "max_window=", p.batch.ring.max_window, ", at most ", kMaxWindow);
   REPLAYSSM_CHECK(p.state.checkpoint && p.state.ring_v && p.state.ring_k && p.state.ring_b,
                   "a state without memory");
   const bool kda = s.family == Family::kKimiDelta;
@@ -40,24 +41,29 @@ void check_step(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(p.rounding.seed == nullptr, "stochastic rounding is not computed here");
 }
 
-// Whether kernels of the current device can wait for their predecessors themselves.
-bool has_dependent_launch() {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "recurrent_step");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "recurrent_step");
-  return major >= 9;
+// Calls fn<T>() with a type as a constant.
+template <class Fn>
+void dispatch_float(DType dtype, const char* what, Fn&& fn) {
+  switch (dtype) {
+    case DType::kFloat32: return fn.template operator()<DType::kFloat32>();
+    case DType::kFloat16: return fn.template operator()<DType::kFloat16>();
+    case DType::kBFloat16: return fn.template operator()<DType::kBFloat16>();
+    default: fail("recurrent_step: ", what, " in ", dtype_name(dtype));
+  }
 }
 
 template <Family kFamily>
-void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, int64_t blocks,
+void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, dim3 grid,
                    cudaStream_t stream) {
-  switch (p.state.activation_dtype) {
-    case DType::kBFloat16: return launch_step<kFamily, DType::kBFloat16>(p, launch, blocks, stream);
-    case DType::kFloat16: return launch_step<kFamily, DType::kFloat16>(p, launch, blocks, stream);
-    case DType::kFloat32: return launch_step<kFamily, DType::kFloat32>(p, launch, blocks, stream);
-    default: fail("recurrent_step: activations in ", dtype_name(p.state.activation_dtype));
-  }
+  dispatch_float(p.state.activation_dtype, "activations", [&]<DType kActivation>() {
+    dispatch_float(p.state.checkpoint_dtype, "a checkpoint", [&]<DType kCheckpoint>() {
+      if (p.batch.ring.max_window > 1) {
+        launch_step<kFamily, kActivation, kCheckpoint, true>(p, launch, grid, stream);
+      } else {
+        launch_step<kFamily, kActivation, kCheckpoint, false>(p, launch, grid, stream);
+      }
+    });
+  });
 }
 
 void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_all,
@@ -72,24 +78,23 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   if (p.batch.sequences == 0) return;
   StepLaunch launch;
   launch.config = config;
-  launch.layout =
-      step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config, 1);
+  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config);
   launch.heads = static_cast<int>(s.heads);
   launch.key_heads = static_cast<int>(s.key_heads);
   launch.head_dim = static_cast<int>(s.head_dim);
-  launch.head_passes = launch.head_dim / config.slices / kPassRows;
+  launch.slice_rows = launch.head_dim / config.slices;
+  launch.head_passes = launch.slice_rows / kPassRows;
   launch.passes = FastDivide(launch.head_passes);
-  launch.slices = FastDivide(config.slices);
   launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
   launch.ring_rows = FastDivide(launch.layout.rows);
-  launch.overlaps = has_dependent_launch();
   launch.fold_all = fold_all;
   launch.target_slot = target_slot;
-  const int64_t blocks = s.heads / config.heads * config.slices;
+  const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
+                  static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
   switch (s.family) {
-    case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, blocks, stream);
-    case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, blocks, stream);
-    case Family::kKimiDelta: return launch_family<Family::kKimiDelta>(p, launch, blocks, stream);
+    case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, grid, stream);
+    case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, grid, stream);
+    case Family::kKimiDelta: return launch_family<Family::kKimiDelta>(p, launch, grid, stream);
   }
 }
 

@@ -2,26 +2,20 @@
 // enqueued on `stream` and decided from device data: a captured graph stays valid whatever flushes
 // and whatever is accepted.
 //
-// Windows of at most one token (RingConfig::max_window is 1). state_dim is 128, head_dim a multiple
-// of 8; rows of states, rings and windows start at multiples of 16 bytes.
+// Windows of at most kMaxWindow tokens. state_dim is 128, head_dim a multiple of 8; rows of states,
+// rings and windows start at multiples of 16 bytes.
+//
+// A step overlaps the kernel before it in the stream: kernels since the last begin or commit must
+// not write slots, query starts, cursors, rings or states that it reads.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include "ops/cuda/cursors.h"
 #include "ops/cuda/launch.h"
 #include "replayssm/ops.h"
 
 namespace replayssm::cuda {
-
-// Before the layers of a step: begin_step of every sequence's cursor. cursors: [slots].
-void begin_steps(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
-
-// After the layers: commit_step with accepted[s] tokens. accepted: [sequences].
-void commit_steps(const SequenceBatch& batch, const int32_t* accepted, Route route, Cursor* cursors,
-                  cudaStream_t stream);
-
-// After recurrent_fold of every layer, in place.
-void commit_folds(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
 
 void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream);
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream);

@@ -37,6 +37,27 @@ __device__ inline void row_sums(float (&x)[2], int lane) {
   x[1] = lane & 4 ? mine : other;
 }
 
+// Four rows reduced together: a lane gets the sum of x[lane / 2]. Same bits as row_sum.
+__device__ inline float row_sum_quad(const float (&x)[4], int lane) {
+  const bool upper = lane & 4, odd = lane & 2;
+  float pair[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float kept = upper ? x[2 + i] : x[i], sent = upper ? x[i] : x[2 + i];
+    pair[i] = __fadd_rn(kept, __shfl_xor_sync(kAllLanes, sent, 4));
+  }
+  const float kept = odd ? pair[1] : pair[0], sent = odd ? pair[0] : pair[1];
+  const float sum = __fadd_rn(kept, __shfl_xor_sync(kAllLanes, sent, 2));
+  return __fadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, 1));
+}
+
+// The same, all four sums in every lane.
+__device__ inline void row_sums(float (&x)[4], int lane) {
+  const float mine = row_sum_quad(x, lane);
+#pragma unroll
+  for (int r = 0; r < 4; ++r) x[r] = __shfl_sync(kAllLanes, mine, 2 * r, 8);
+}
+
 // A lane's share of a product, in kChains interleaved sums that hide each other's latency.
 template <int kChains = 2, int kCount>
 __device__ inline float dot(const float (&x)[kCount], const float (&y)[kCount]) {

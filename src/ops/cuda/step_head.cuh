@@ -1,195 +1,263 @@
-// What a warp forms of ring and window for one value head: the query walked back to the checkpoint,
+// What a block forms of ring and window: per value head and token the vector that meets the state,
 // and what each row adds to the output.
 #pragma once
 
-#include "ops/cuda/step_block.cuh"
+#include "ops/cuda/step_fetch.cuh"
+#include "ops/cuda/step_parts.cuh"
 
 namespace replayssm::cuda {
 
-template <Family kFamily, class Act, int kState>
-class WarpHead {
+// Read: the type of the states that meet the vectors, where the tensor cores take them; else void.
+template <Family kFamily, class Act, class Read, int kState, bool kMany>
+class BlockHeads {
  public:
-  using Rows = BlockRows<kFamily, Act, kState>;
-  using Map = typename Rows::Map;
-  static constexpr int kPerLane = Rows::kPerLane;
+  using Shared = BlockShared<kFamily, Act, kState>;
+  using Fetch = RowFetch<kFamily, Act, kState>;
+  using Map = RowMap<Act, kState>;
+  static constexpr int kPerLane = Shared::kPerLane;
 
-  __device__ WarpHead(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
-                      const Rows& rows)
+  __device__ BlockHeads(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
+                        const Shared& shared)
       : p_(p),
         b_(b),
-        rows_(rows),
+        shared_(shared),
+        heads_(launch.config.heads),
+        warps_(launch.config.warps),
+        warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32),
-        strength_(reinterpret_cast<float*>(rows.scratch(threadIdx.x / 32))),
-        decay_(strength_ + launch.layout.rows),
-        factor_(decay_ + launch.layout.rows),
-        coefficient_(factor_ + launch.layout.rows),
-        target_(strength_ + (4 * launch.layout.rows + 3) / 4 * 4),
-        parts_(reinterpret_cast<uint16_t*>(target_ + padded_width(kState))) {}
+        row_lane_(threadIdx.x % kRowLanes),
+        group_(threadIdx.x % 32 / kRowLanes) {}
 
-  // Row j of the current head: write strength, decay, what makes its raw key the recurrence's
-  // (Mamba-2, whose keys are: its log decay).
-  __device__ float strength(int j) const { return strength_[j]; }
-  __device__ float decay(int j) const { return decay_[j]; }
-  __device__ float factor(int j) const { return factor_[j]; }
-  // The vector that meets the state: padded fp32; three 16-bit parts, [3, kState].
-  __device__ const float* target() const { return target_; }
-  __device__ uint16_t* parts() const { return parts_; }
-
-  using Gates = typename Rows::Gates;
-
-  // The gates of a head's first 32 rows, one in each lane.
-  __device__ Gates gates(int head) const {
-    return lane_ < b_.rows ? rows_.gates(head, lane_) : Gates{};
+  // Brings gates to shared memory, a warp per head, a lane per row; a barrier must follow.
+  __device__ void store_gates(const Fetch& fetch) const {
+#pragma unroll 1
+    for (int head = warp_; head < heads_; head += warps_)
+#pragma unroll 1
+      for (int j = lane_; j < b_.rows; j += 32) {
+        const auto gates = fetch.gates(head, j);
+        shared_.strengths(head)[j] = gates.b;
+        if constexpr (kFamily != Family::kKimiDelta) shared_.decays(head)[j] = expf(gates.g);
+        if constexpr (kFamily == Family::kMamba2) shared_.log_decays(head)[j] = gates.g;
+      }
   }
 
-  // Makes `head` of the block current. Columns [begin, end) of the block's outputs get the share of
-  // ring and window. The warp that has a head's first columns appends its gates.
-  __device__ void prepare(int head, const Gates& first, int begin, int end, bool appends) {
-    __syncwarp();
-#pragma unroll 1
-    for (int j = lane_; j < b_.rows; j += 32) {
-      const Gates gates = j < 32 ? first : rows_.gates(head, j);
-      strength_[j] = gates.b;
-      if constexpr (kFamily == Family::kMamba2) factor_[j] = gates.g;
-      if constexpr (kFamily != Family::kKimiDelta) decay_[j] = expf(gates.g);
-      if (j >= b_.history && appends) rows_.append_gates(head, j, gates);
-    }
-    float t[kPerLane] = {};
-    if (b_.window > 0) rows_.query(0, lane_ % kRowLanes, t);
-    if constexpr (is_delta(kFamily)) {
+  // All threads of the block call; a barrier must follow.
+  __device__ void prepare() const {
+    if constexpr (kFamily == Family::kMamba2) {
+      multiply_keys();
+      weigh_rows();
+      keep_queries();
+    } else {
       key_factors();
-      const float scale = factor_of(t) * (1.0f / sqrtf(kState));
-#pragma unroll
-      for (int e = 0; e < kPerLane; ++e) t[e] *= scale;
+      __syncthreads();
+      walk_all();
     }
-    if (b_.window == 0) return __syncwarp();
-    int mixed = b_.rows;  // rows from here on are mixed in
-    if (p_.route == Route::kOutputOnly) {
-      mixed = b_.stored;
-      __syncwarp();
-      if constexpr (kFamily == Family::kMamba2) {
-        scan_back(t);
-      } else {
-        walk_back(head, t);
-      }
-    }
-    if (lane_ < kRowLanes) store_padded<Map>(target_, lane_, t);
-    __syncwarp();
-    if (p_.skip) {
-      const float skip = p_.skip[b_.head + head];
-      if (lane_ == 0) {
-        float& last = coefficient_[b_.rows - 1];
-        last = mixed < b_.rows ? last + skip : skip;
-      }
-      mixed = min(mixed, b_.rows - 1);
-      __syncwarp();
-    }
-    mix(mixed, begin, end);
   }
 
  private:
-  // 1 / |k| of a row whose share this lane holds.
-  __device__ static float factor_of(const float (&k)[kPerLane]) {
-    return 1.0f / sqrtf(row_sum(dot<4>(k, k)) + kL2NormEps);
+  static constexpr int kGroups = 32 / kRowLanes;
+
+  __device__ int window() const { return kMany ? b_.window : 1; }
+  // Rows before this one are not mixed in.
+  __device__ int first_mixed() const { return b_.reads_after ? b_.rows : b_.replayed; }
+
+  __device__ void load(const Act* row, float (&x)[kPerLane]) const {
+    Shared::template load_key<Act>(row, row_lane_, x);
   }
 
-  __device__ void key_factors() {
-    const int group = lane_ / kRowLanes;
+  // Token i and its ancestors in the window, a bit each.
+  __device__ uint32_t path(int i) const {
+    if constexpr (!kMany) return 1;
+    if (!p_.batch.parent) return (2u << i) - 1;
+    uint32_t mask = 0;
+    for (; i >= 0; i = p_.batch.parent[b_.token + i]) mask |= 1u << i;
+    return mask;
+  }
+
+  // Groups of eight lanes take a row each.
+  __device__ void multiply_keys() const {
+    if (b_.window == 0) return;
 #pragma unroll 1
-    for (int base = 0; base < b_.rows; base += 4) {
+    for (int first = first_mixed() + warp_ * kGroups; first < b_.rows; first += warps_ * kGroups) {
+      const int j = min(first + group_, b_.rows - 1);
       float k[kPerLane];
-      rows_.template key<Map>(min(base + group, b_.rows - 1), lane_ % kRowLanes, k);
-      const float factor = factor_of(k);
-      if (lane_ % kRowLanes == 0 && base + group < b_.rows) factor_[base + group] = factor;
+      load(shared_.key(j), k);
+#pragma unroll 1
+      for (int i = 0; i < window(); ++i) {
+        float q[kPerLane];
+        load(shared_.query(i), q);
+        const float product = row_sum(dot<4>(k, q));
+        if (row_lane_ == 0 && first + group_ < b_.rows) shared_.products(j)[i] = product;
+      }
     }
   }
 
-  // Mamba-2: no row changes the query, so that its products with all keys are independent.
-  __device__ void scan_back(float (&t)[kPerLane]) {
-    const int group = lane_ / kRowLanes;
+  // Mamba-2: strengths and decays from each row to each token, a warp per head and token, a lane
+  // per row.
+  __device__ void weigh_rows() const {
 #pragma unroll 1
-    for (int base = b_.stored; base < b_.rows; base += 4) {
-      const int j = min(base + group, b_.rows - 1);
-      float k[kPerLane];
-      rows_.template key<Map>(j, lane_ % kRowLanes, k);
-      const float product = row_sum(dot<4>(k, t));
-      if (lane_ % kRowLanes == 0 && base + group < b_.rows) coefficient_[j] = product;
+    for (int n = warp_; n < heads_ * b_.window; n += warps_) {
+      const int head = kMany ? n / b_.window : n, i = kMany ? n - head * b_.window : 0;
+      __syncwarp();
+      if (b_.reads_after) {
+        if (lane_ == 0) shared_.output_scale(head, i) = 1;
+      } else {
+        weigh_history(head, i, weigh_window(head, i));
+      }
     }
-    __syncwarp();
-    float carried = 0;  // log decay of the rows so far, newest first
+  }
+  // A lane per token of the window. Returns the log decay of token i and its ancestors there.
+  __device__ float weigh_window(int head, int i) const {
+    const uint32_t mask = path(i);
+    const float* const log_decays = shared_.log_decays(head) + b_.history;
+    float sum = 0, newer = 0;  // of all, and of those behind this lane's
 #pragma unroll 1
-    for (int newest = b_.rows - 1; newest >= b_.stored; newest -= 32) {
+    for (int node = window() - 1; node >= 0; --node) {
+      if (!(mask >> node & 1)) continue;
+      sum += log_decays[node];
+      if (node > lane_) newer = sum;
+    }
+    if (lane_ < window()) {
+      const int j = b_.history + lane_;
+      const bool on = mask >> lane_ & 1;
+      shared_.coefficients(head, j)[i] = on ? shared_.strengths(head)[j] * expf(newer) : 0.0f;
+    }
+    return sum;
+  }
+  __device__ void weigh_history(int head, int i, float carried) const {
+    const int begin = first_mixed();
+#pragma unroll 1
+    for (int newest = b_.history - 1; newest >= begin; newest -= 32) {
       const int j = newest - lane_;
-      const bool active = j >= b_.stored;
-      float sum = active ? factor_[j] : 0.0f;
+      const bool active = j >= begin;
+      float sum = active ? shared_.log_decays(head)[j] : 0.0f;
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const float newer = __shfl_up_sync(kAllLanes, sum, d);
         if (lane_ >= d) sum += newer;
       }
       const float before = __shfl_up_sync(kAllLanes, sum, 1);
-      if (active) coefficient_[j] *= strength_[j] * expf(carried + (lane_ > 0 ? before : 0.0f));
+      if (active)
+        shared_.coefficients(head, j)[i] =
+            shared_.strengths(head)[j] * expf(carried + (lane_ > 0 ? before : 0.0f));
       carried += __shfl_sync(kAllLanes, sum, 31);
     }
-    const float decay = expf(carried);
-#pragma unroll
-    for (int e = 0; e < kPerLane; ++e) t[e] *= decay;
+    if (lane_ == 0) shared_.output_scale(head, i) = expf(carried);
   }
 
-  // The delta rule: every row changes the query. A scalar decay of all newer rows is kept apart.
-  __device__ void walk_back(int head, float (&t)[kPerLane]) {
-    const int lane = lane_ % kRowLanes;
-    float newer = 1;
+  // Mamba-2's heads share the queries.
+  __device__ void keep_queries() const {
 #pragma unroll 1
-    for (int j = b_.rows - 1; j >= b_.stored; --j) {
+    for (int first = warp_ * kGroups; first < b_.window; first += warps_ * kGroups) {
+      const int i = min(first + group_, b_.window - 1);
+      float t[kPerLane];
+      load(shared_.query(i), t);
+      keep(0, i, first + group_ < b_.window, t);
+    }
+  }
+  // A vector that is to meet the states. keeps: this lane stores it.
+  __device__ void keep(int head, int i, bool keeps, float (&t)[kPerLane]) const {
+    if constexpr (!std::is_void_v<Read>) {
+      if (b_.replayed == 0) return split(head, i, keeps, t);
+    }
+    if (keeps) store_padded<Map>(shared_.target(head, i), row_lane_, t);
+  }
+  __device__ void split(int head, int i, bool keeps, float (&t)[kPerLane]) const {
+    using Target = Parts<Read, kState>;
+    float most = 0, inverse;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) most = fmaxf(most, fabsf(t[e]));
+    const float scale = Target::scale(row_max(most), inverse);
+    if (!keeps) return;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) t[e] *= scale;
+#pragma unroll
+    for (int e = 0; e < kPerLane; e += 2)
+      Target::store(shared_.parts(head, i, Target::kStride),
+                    Map::element(e / Map::kElems, row_lane_) + e % Map::kElems, t[e], t[e + 1]);
+    if (row_lane_ == 0) shared_.part_scale(head, i) = inverse;
+  }
+
+  // The delta rule's 1 / |k| and 1 / |q|.
+  __device__ void key_factors() const {
+    const int count = b_.rows + b_.window;
+#pragma unroll 1
+    for (int first = warp_ * kGroups; first < count; first += warps_ * kGroups) {
+      const int n = min(first + group_, count - 1);
+      const bool is_query = n >= b_.rows;
       float k[kPerLane];
-      rows_.template key<Map>(j, lane, k);
-      const float factor = factor_[j], strength = strength_[j];
-      const float c = strength * (factor * row_sum(dot<4>(k, t)));
-      const float step = -c * factor;
-      if (lane_ == 0) coefficient_[j] = newer * c;
-      if constexpr (kFamily == Family::kKimiDelta) {
-        float a[kPerLane];
-        rows_.template decays<Map>(head, j, lane, a);
-#pragma unroll
-        for (int e = 0; e < kPerLane; ++e) t[e] = a[e] * fmaf(step, k[e], t[e]);
+      // As fp32 rows lie in lanes, whatever the activations: the bits of a length are the same
+      // everywhere.
+      Shared::template load_key<float>(is_query ? shared_.query(n - b_.rows) : shared_.key(n),
+                                       row_lane_, k);
+      const float factor = 1.0f / sqrtf(row_sum(dot<4>(k, k)) + kL2NormEps);
+      if (row_lane_ != 0 || first + group_ >= count) continue;
+      if (is_query) {
+        shared_.query_factors()[n - b_.rows] = factor;
       } else {
-        newer *= decay_[j];
-#pragma unroll
-        for (int e = 0; e < kPerLane; ++e) t[e] = fmaf(step, k[e], t[e]);
+        shared_.key_factors()[n] = factor;
       }
     }
+  }
+
+  // Groups of eight lanes walk the query of a head and a token back through its ancestors.
+  __device__ void walk_all() const {
+    const int count = heads_ * b_.window;
+#pragma unroll 1
+    for (int first = warp_ * kGroups; first < count; first += warps_ * kGroups) {
+      const int n = min(first + group_, count - 1);
+      const int head = kMany ? n / b_.window : n, i = kMany ? n - head * b_.window : 0;
+      float t[kPerLane];
+      load(shared_.query(i), t);
+      const float scale = shared_.query_factors()[i] * (1.0f / sqrtf(kState));
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) t[e] *= scale;
+      if (!b_.reads_after) walk_back(head, i, row_lane_ == 0 && first + group_ < count, t);
+      keep(head, i, first + group_ < count, t);
+    }
+  }
+
+  // keeps: this lane stores what rows add.
+  __device__ void walk_back(int head, int i, bool keeps, float (&t)[kPerLane]) const {
+    const uint32_t mask = path(i);
+    float newer = 1;  // a scalar decay of all newer rows is kept apart
+#pragma unroll 1
+    for (int node = window() - 1; node >= 0; --node)
+      step_back(head, i, b_.history + node, mask >> node & 1, keeps, t, newer);
+#pragma unroll 1
+    for (int j = b_.history - 1; j >= b_.replayed; --j)
+      step_back(head, i, j, true, keeps, t, newer);
     if constexpr (kFamily != Family::kKimiDelta) {
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) t[e] *= newer;
     }
   }
-
-  // outputs = sum over rows from `first` on of c_j v_j.
-  __device__ void mix(int first, int begin, int end) const {
-    constexpr int kElems = 4 / sizeof(Act) > 1 ? 2 : 1;
-#pragma unroll 1
-    for (int column = begin + lane_ * kElems; column < end; column += 32 * kElems) {
-      float sum[kElems] = {};
-#pragma unroll 4
-      for (int j = first; j < b_.rows; ++j) {
-        float v[kElems];
-        load_elements<Act, kElems>(rows_.values(j) + column, v);
+  // Rows that are not on the path have no effect.
+  __device__ void step_back(int head, int i, int j, bool on, bool keeps, float (&t)[kPerLane],
+                            float& newer) const {
+    float k[kPerLane];
+    load(shared_.key(j), k);
+    const float factor = shared_.key_factors()[j],
+                strength = on ? shared_.strengths(head)[j] : 0.0f;
+    const float c = strength * (factor * row_sum(dot<4>(k, t)));
+    const float step = -c * factor;
+    if (keeps) shared_.coefficients(head, j)[i] = newer * c;
+    if constexpr (kFamily == Family::kKimiDelta) {
+      float a[kPerLane];
+      load_padded<Map>(shared_.channel_decays(head, j), row_lane_, a);
 #pragma unroll
-        for (int e = 0; e < kElems; ++e) sum[e] = fmaf(coefficient_[j], v[e], sum[e]);
-      }
+      for (int e = 0; e < kPerLane; ++e) t[e] = (on ? a[e] : 1.0f) * fmaf(step, k[e], t[e]);
+    } else {
+      if (on) newer *= shared_.decays(head)[j];
 #pragma unroll
-      for (int e = 0; e < kElems; ++e) rows_.outputs()[column + e] = sum[e];
+      for (int e = 0; e < kPerLane; ++e) t[e] = fmaf(step, k[e], t[e]);
     }
-    __syncwarp();
   }
 
   const RecurrentStepParams& p_;
   const BlockPlace& b_;
-  const Rows& rows_;
-  const int lane_;
-  float *const strength_, *const decay_, *const factor_, *const coefficient_, *const target_;
-  uint16_t* const parts_;
+  const Shared& shared_;
+  const int heads_, warps_, warp_, lane_, row_lane_, group_;
 };
 
 }  // namespace replayssm::cuda

@@ -1,4 +1,4 @@
-// The step kernel's instantiations, split over files by family and activation type.
+// The step kernel's instantiations, split over files by family, types and windows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +8,9 @@
 
 namespace replayssm::cuda {
 
-template <Family kFamily, DType kActivation>
-void launch_step(const RecurrentStepParams& params, const StepLaunch& launch, int64_t blocks,
+// kMany: windows may have more than one token.
+template <Family kFamily, DType kActivation, DType kCheckpoint, bool kMany>
+void launch_step(const RecurrentStepParams& params, const StepLaunch& launch, dim3 grid,
                  cudaStream_t stream);
 
 }  // namespace replayssm::cuda

@@ -9,10 +9,10 @@ struct StepLaunch {
   LaunchConfig config;
   StepLayout layout;
   int heads = 0, key_heads = 0, head_dim = 0;
-  int head_passes = 0;  // of a block's share of a head
-  FastDivide slices, group, ring_rows,
-      passes;                            // by slices, heads of a key head, ring rows, head_passes
-  bool overlaps = false;                 // may be launched while its predecessor still runs
+  int slice_rows = 0;                    // of a head, in one block
+  int head_passes = 0;                   // that those are
+  FastDivide group, ring_rows;           // by heads of a key head, ring rows
+  FastDivide passes;                     // by head_passes
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 };

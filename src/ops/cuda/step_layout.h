@@ -20,11 +20,20 @@ struct LaunchConfig {
 
 inline constexpr int kMaxWarps = 4;
 
-// Rows of a state that a warp takes at once.
+// Most tokens of a window.
+inline constexpr int kMaxWindow = 16;
+
+// Rows of a state that a warp takes at once: a pass.
 inline constexpr int kPassRows = 8;
 
 // Words of 16 bytes that a lane has in flight: so many groups of so many.
-inline constexpr int kWords = 8, kDepth = 2;
+inline constexpr int kGroupWords = 8, kGroupsInFlight = 2;
+
+// Vectors that the tensor cores take at once.
+inline constexpr int kTileVectors = 4;
+
+// 16-bit parts of a vector that meets a state on the tensor cores: they keep its 24 bits.
+inline constexpr int kParts = 3;
 
 // Division of small numbers by a number known on the host.
 struct FastDivide {
@@ -48,6 +57,7 @@ struct FastDivide {
   }
   // Any x; divisor < 2^16.
   constexpr uint32_t modulo64(uint64_t x) const {
+    if (x >> 32 == 0) return modulo(static_cast<uint32_t>(x));
     const uint32_t high = modulo(static_cast<uint32_t>(x >> 32));
     const uint32_t step = modulo(modulo(0xffffffffu) + 1);  // 2^32
     return modulo(high * step + modulo(static_cast<uint32_t>(x)));
@@ -59,54 +69,71 @@ struct FastDivide {
 constexpr int padded_index(int element) { return element + element / 32 * 4; }
 constexpr int padded_width(int state_dim) { return padded_index(state_dim); }
 
-// Offsets in bytes into a block's shared memory. `rows`: ring and window rows at most; `columns`:
-// the rows of the state that a block owns, over all its heads.
+// Bytes between the parts of two vectors: such that the lanes of a tile meet no bank twice.
+constexpr int parts_stride(int state_dim) { return kParts * 2 * state_dim + 64; }
+
+// What a block keeps in shared memory: offsets in bytes. Rows are those of ring and window. The
+// sizes are what the launch allows; a sequence may use less.
 struct StepLayout {
-  int rows = 0, columns = 0;
-  int stream = 0;                      // [threads] rings of words
-  int key_bytes = 0, value_bytes = 0;  // from row to row
-  int keys = 0, queries = 0;           // [rows], [window]: as they came
-  int values = 0;                      // [rows, columns] as they came
-  int decays = 0;                      // Kimi Delta: [heads, rows] padded rows
-  int scales = 0;                      // [columns] of an 8-bit read copy
-  int outputs = 0;                     // [columns] fp32
-  int scratch = 0, scratch_bytes = 0;  // [warps]
+  int rows = 0;
+  int window = 0;   // tokens
+  int columns = 0;  // rows of the state that the block owns, over all its heads
+  int per_row = 0;  // coefficients of a row: one per token, four at a time
+
+  int stream = 0;                      // [warps] words that lanes have in flight
+  int key_bytes = 0, value_bytes = 0;  // from row to row, as they came
+  int keys = 0;                        // [rows], then queries [window]
+  int values = 0;                      // [rows, columns]
+  // Floats from here on.
+  int strengths = 0;  // [heads, rows]
+  int decays = 0;     // [heads, rows]; Kimi Delta: [heads, rows] padded rows
+  int factors = 0;  // delta: 1 / |k|, [rows], 1 / |q|, [window]; Mamba-2: log decays, [heads, rows]
+  int products = 0;       // Mamba-2: [rows, per_row]
+  int coefficients = 0;   // [heads, rows, per_row]
+  int targets = 0;        // [target_heads, window] padded rows
+  int target_heads = 1;   // targets that differ: Mamba-2's are the queries
+  int parts = 0;          // [target_heads, window], parts_stride apart, 16-bit numbers
+  int part_scales = 0;    // [target_heads, window]
+  int output_scales = 0;  // Mamba-2: [heads, window]
+  int row_scales = 0;     // of an 8-bit read copy: [columns]
+  int outputs = 0;        // [window, columns]
   int total = 0;
 };
 
-// What a warp knows of its current head: four numbers per row, the walked query in fp32 and, for
-// states of 16 and 8 bits, in three 16-bit parts.
-constexpr int scratch_bytes(int rows, int state_dim, DType read) {
-  return (4 * 4 * rows + 15) / 16 * 16 + padded_width(state_dim) * 4 +
-         (read == DType::kFloat32 ? 0 : 3 * 2 * state_dim);
-}
-
 // read: the type of the states that are read without being folded.
 constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& ring,
-                                 DType activation, DType read, const LaunchConfig& config,
-                                 int window) {
+                                 DType activation, DType read, const LaunchConfig& config) {
   StepLayout s;
-  const int state = static_cast<int>(shape.state_dim);
-  const int act = static_cast<int>(dtype_bytes(activation));
   const auto take = [&](int bytes) {
     const int at = s.total;
     s.total += (bytes + 15) / 16 * 16;
     return at;
   };
+  const bool mamba = shape.family == Family::kMamba2;
+  const int state = static_cast<int>(shape.state_dim), padded = padded_width(state);
+  const int act = static_cast<int>(dtype_bytes(activation));
   s.rows = static_cast<int>(ring_rows(ring.buffer_len, ring.max_window));
+  s.window = ring.max_window;
   s.columns = static_cast<int>(shape.head_dim) * config.heads / config.slices;
+  s.per_row = s.window == 1 ? 1 : (s.window + 3) / 4 * 4;
+  s.target_heads = mamba ? 1 : config.heads;
   s.key_bytes = state * act;
   s.value_bytes = s.columns * act;
-  s.scratch_bytes = scratch_bytes(s.rows, state, read);
-  s.stream = take(config.warps * 32 * kDepth * kWords * 16);
-  s.keys = take(s.rows * s.key_bytes);
-  s.queries = take(window * s.key_bytes);
+  const int gates = 4 * config.heads * s.rows, targets = s.target_heads * s.window;
+  s.stream = take(config.warps * 32 * kGroupsInFlight * kGroupWords * 16);
+  s.keys = take((s.rows + s.window) * s.key_bytes);
   s.values = take(s.rows * s.value_bytes);
-  if (shape.family == Family::kKimiDelta)
-    s.decays = take(config.heads * s.rows * 4 * padded_width(state));
-  s.scales = take(s.columns * 4);
-  s.outputs = take(s.columns * 4);
-  s.scratch = take(config.warps * s.scratch_bytes);
+  s.strengths = take(gates);
+  s.decays = take(shape.family == Family::kKimiDelta ? gates * padded : gates);
+  s.factors = take(mamba ? gates : 4 * (s.rows + s.window));
+  if (mamba) s.products = take(4 * s.rows * s.per_row);
+  s.coefficients = take(gates * s.per_row);
+  s.targets = take(4 * targets * padded);
+  if (read != DType::kFloat32) s.parts = take(targets * parts_stride(state));
+  s.part_scales = take(4 * targets);
+  if (mamba) s.output_scales = take(4 * config.heads * s.window);
+  if (dtype_bytes(read) == 1) s.row_scales = take(4 * s.columns);
+  s.outputs = take(4 * s.window * s.columns);
   return s;
 }
 

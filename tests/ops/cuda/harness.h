@@ -238,6 +238,16 @@ inline std::vector<float> decode(const Case& c, Pool& pool, Route route, const I
   return o;
 }
 
+// Half a unit of an element of a copy, of a row's largest, against the row's norm.
+inline double copy_tolerance(const Case& c) {
+  if (!c.read_copy) return 0;
+  switch (*c.read_copy) {
+    case DType::kFloat8E4M3: return 0x1p-4;
+    case DType::kInt8: return 0x1p-6;
+    default: return rounding_error(*c.read_copy);
+  }
+}
+
 // What the kernels take, in every family, with every pair of types.
 inline const std::vector<Case>& device_cases() {
   static const std::vector<Case> all = [] {
@@ -261,10 +271,10 @@ inline const std::vector<Case>& device_cases() {
         {{g, 4, 2, 128, 128}, b16, f32, f32, false, 0, f8},
         {{k, 2, 2, 128, 128}, b16, f32, f32, false, 0, f8},
         {{m, 4, 1, 80, 128}, b16, f32, f32, true, 0, i8},
-        {{g, 4, 2, 64, 128}, f32, b16, f32, false, 0, i8},
+        {{g, 4, 2, 64, 128}, f16, b16, f32, false, 0, i8},
         {{k, 2, 1, 64, 128}, f16, f32, f32, false, 0, i8},
-        {{m, 4, 1, 64, 128}, f32, f32, f32, false, 0, f16},
-        {{g, 2, 1, 64, 128}, b16, f32, f32, false, 0, b16},
+        {{m, 4, 1, 64, 128}, b16, f16, f32, false, 0, f8},
+        {{g, 2, 1, 64, 128}, b16, b16, f32, false, 0, f8},
     };
   }();
   return all;

@@ -1,0 +1,8 @@
+#include "ops/cuda/snapshot_instances.cuh"
+
+namespace replayssm::cuda {
+
+template void launch_snapshot<Family::kGatedDelta>(const SnapshotStepParams& params, bool aligned,
+                                                   cudaStream_t stream);
+
+}  // namespace replayssm::cuda
