@@ -4,6 +4,7 @@
 #include "ops/c_api_layout.h"
 #include "ops/check_paged.h"
 #include "ops/check_params.h"
+#include "ops/cuda/cursors.h"
 #include "ops/cuda/paged.h"
 #include "ops/cuda/recurrent.h"
 #include "replayssm/cuda.h"

@@ -1,6 +1,7 @@
 #include "ops/cuda/paged.h"
 
 #include "ops/cuda/check_cuda.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/paged_instances.h"
 
 namespace replayssm::cuda {
@@ -59,21 +60,12 @@ bool launch_family(const PagedStep& step, const Device& device, bool overlaps,
   }
 }
 
-// Whether kernels of the current device can wait for their predecessors themselves.
-bool has_dependent_launch() {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "paged_step");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "paged_step");
-  return major >= 9;
-}
-
 }  // namespace
 
 void paged_step(const PagedStep& step, const Device& device, cudaStream_t stream) {
   if (step.sequences == 0) return;
   if (is_regular(step)) {
-    const bool overlaps = has_dependent_launch();
+    const bool overlaps = has_dependent_launch("paged_step");
     const bool launched =
         step.family == REPLAYSSM_MAMBA2
             ? launch_family<REPLAYSSM_MAMBA2>(step, device, overlaps, stream)

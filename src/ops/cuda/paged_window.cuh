@@ -358,6 +358,7 @@ __global__ void __launch_bounds__(32 * kPagedWarps, 3)
     paged_window_kernel(const __grid_constant__ PagedStep p,
                         const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(16) float shared_floats[];
+  release_successor();
   wait_for_predecessor();
   const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
   if (item >= launch.items(p)) return;
