@@ -120,6 +120,11 @@ struct VariantList {
 // The baseline comes first.
 std::vector<OpVariant> op_variants(const OpOptions& options, const OpEntry& op) {
   const int64_t window = op_window(options, op);
+  const bool copies =
+      op.regime == Regime::kDecode || op.regime == Regime::kVerify || op.regime == Regime::kFold;
+  if (!copies && !options.read_dtypes.empty()) {
+    fail("--read-dtype: expected none for ", op.name, ", which reads no copy");
+  }
   if (options.accepted > window) {
     fail("--accepted: expected at most the window's ", window, " tokens, got ", options.accepted);
   }
@@ -186,11 +191,17 @@ int64_t state_bytes_of_slot(const OpSetup& setup) {
 int64_t op_calls(const OpOptions& options, const OpSetup& setup) {
   constexpr double kDefaultGib = 4;
   const double available = available_bytes();
-  const auto all = static_cast<double>(slot_bytes(setup) * setup.batch);
-  const auto state = static_cast<double>(state_bytes_of_slot(setup) * setup.batch);
-  const double fits = (available / 2 - static_cast<double>(kMostProbeBytes)) / all;
+  const auto batch = static_cast<double>(setup.batch);
+  const double all = static_cast<double>(slot_bytes(setup)) * batch, inputs = call_bytes(setup);
+  const double state = static_cast<double>(state_bytes_of_slot(setup)) * batch;
+  const double fits = (available / 2 - static_cast<double>(kMostProbeBytes) - inputs) / all;
   const double wanted = options.state_gib.value_or(kDefaultGib) * kGib / state;
-  if (options.state_gib && std::max(wanted, 1.0) * all > available) {
+  if (all + inputs > available) {
+    fail("bench op: expected the states, inputs and outputs of a call to fit into the ",
+         static_cast<int64_t>(available / 1e6), " MB of memory available, got ",
+         static_cast<int64_t>((all + inputs) / 1e6), " MB");
+  }
+  if (options.state_gib && std::max(wanted, 1.0) * all + inputs > available) {
     fail("--state-gib: expected states that with rings and copies fit into the ",
          static_cast<int64_t>(available / 1e6), " MB of memory available, got ",
          static_cast<int64_t>(std::max(wanted, 1.0) * all / 1e6), " MB");

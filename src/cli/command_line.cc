@@ -1,7 +1,9 @@
 #include "cli/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -168,9 +170,9 @@ void add_bench_op(CLI::App& parent, Command& command) {
   add_op_shape(app, *options);
   add_number(app, "--batch-size", options->batch_size, 1, kMostSequences, "Sequences of a call");
   add_number(app, "--buffer-len", options->buffer_len, 1, kMostBuffer, "Most rows of a ring");
-  add_number(app, "--window", options->window, 1, kMostTokens, "Tokens of a sequence and call")
+  add_number(app, "--window", options->window, 1, kMostWindow, "Tokens of a sequence and call")
       ->default_str("5 to verify, 512 to prefill, else 1");
-  add_number(app, "--accepted", options->accepted, 1, kMostTokens, "Of which these are kept")
+  add_number(app, "--accepted", options->accepted, 1, kMostWindow, "Of which these are kept")
       ->default_str("all");
   add_choice(
       app, "--state-dtype", {"float32", "bfloat16", "float16"}, "float32", "The state",
@@ -186,6 +188,9 @@ void add_bench_op(CLI::App& parent, Command& command) {
       ->type_name("NAME,NAME,...");
   app.add_option("--state-gib", options->state_gib, "Size of all states together; 0 = one call's")
       ->check(CLI::Range(0.0, 65536.0))
+      ->check([](const std::string& text) {  // a NaN is in any range
+        return std::isnan(std::stod(text)) ? "expected a number, got " + text : std::string();
+      })
       ->type_name("X")
       ->default_str("4, or what memory allows");
   add_cpu(app, options->threads);

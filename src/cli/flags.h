@@ -19,6 +19,7 @@ constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMostThreads = 1024;
 constexpr int64_t kMostSequences = 1 << 16;
 constexpr int64_t kMostBuffer = 4096;  // rows
+constexpr int64_t kMostWindow = 1 << 16;
 
 DType dtype_named(const std::string& name);
 Names read_copy_names();

@@ -13,11 +13,19 @@
 namespace replayssm::cli {
 namespace {
 
+constexpr int64_t kFloatBytes = sizeof(float);
+
 template <class Fn>
 int64_t most(const OpSetup& setup, Fn&& fn) {
   int64_t result = 0;
   for (const OpVariant& variant : setup.variants) result = std::max<int64_t>(result, fn(variant));
   return result;
+}
+
+// Of one call.
+int64_t most_tokens(const OpSetup& setup) {
+  return setup.batch *
+         most(setup, [](const OpVariant& variant) { return variant.schedule.window; });
 }
 
 bool any(const OpSetup& setup, OpKind kind) {
@@ -140,6 +148,14 @@ int64_t slot_bytes(const OpSetup& setup) {
   return bytes;
 }
 
+double call_bytes(const OpSetup& setup) {
+  const RecurrentShape& s = setup.shape;
+  const int64_t activations = s.heads * (s.head_dim + s.state_dim) + 2 * s.key_heads * s.state_dim;
+  const int64_t floats = 2 * (s.heads + setup.channels());
+  const int64_t token = activations * dtype_bytes(activation(setup)) + floats * kFloatBytes;
+  return static_cast<double>(token) * static_cast<double>(most_tokens(setup));
+}
+
 OpMemory::OpMemory(const OpSetup& setup, ThreadPool& pool) {
   const RecurrentShape& s = setup.shape;
   const DType dtype = activation(setup);
@@ -162,8 +178,7 @@ OpMemory::OpMemory(const OpSetup& setup, ThreadPool& pool) {
     copy_scales_.push_back(constant(elements / s.state_dim, 1e-3f));
   }
 
-  const int64_t tokens =
-      setup.batch * most(setup, [](const OpVariant& variant) { return variant.schedule.window; });
+  const int64_t tokens = most_tokens(setup);
   v = random_values(tokens * s.heads * s.head_dim, dtype);
   k = random_values(tokens * s.key_heads * s.state_dim, dtype);
   q = random_values(tokens * s.key_heads * s.state_dim, dtype);
@@ -174,7 +189,7 @@ OpMemory::OpMemory(const OpSetup& setup, ThreadPool& pool) {
   bias = constant(s.heads * s.state_dim, 0);
   x = random_values(tokens * setup.channels(), DType::kFloat32);
   weight = constant(kMaxConvKernel * setup.channels(), 0.25f);
-  o = Buffer(tokens * setup.channels() * static_cast<int64_t>(sizeof(float)));
+  o = Buffer(tokens * setup.channels() * kFloatBytes);
   source = Array<int32_t>(setup.batch);
   for (int32_t& accepted : source)
     accepted = static_cast<int32_t>(setup.variants.front().schedule.accepted) - 1;

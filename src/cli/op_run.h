@@ -42,6 +42,8 @@ int64_t call_tokens(const OpSetup& setup, const OpVariant& variant);
 // What a call moves, and what a slot takes for all variants together.
 StateTraffic call_traffic(const OpSetup& setup, const OpVariant& variant);
 int64_t slot_bytes(const OpSetup& setup);
+// What all inputs and outputs of one call take.
+double call_bytes(const OpSetup& setup);
 
 class OpMemory {
  public:
