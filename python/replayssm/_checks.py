@@ -84,6 +84,28 @@ def same_device(device, **tensors):
             fail(name, f"device {device}", x.device)
 
 
+def slots(name, indices, null_slot=-1, **by_slot):
+    """Slots that lie on the host are within the tensors that they index; a device's are not read."""
+    if indices.device.type != "cpu" or indices.numel() == 0:
+        return
+    highest = max((i for i in indices.tolist() if i != null_slot), default=-1)
+    for tensor, x in by_slot.items():
+        if x is not None and highest >= x.shape[0]:
+            fail(name, f"slots below the {x.shape[0]} of {tensor}", highest)
+
+
+def windows(name, starts, tokens, longest):
+    """The same for the first tokens of windows."""
+    if starts.device.type != "cpu" or starts.numel() == 0:
+        return
+    starts = starts.tolist()
+    if starts[0] < 0 or starts[-1] > tokens:
+        fail(name, f"tokens from 0 to {tokens}", f"{starts[0]} to {starts[-1]}")
+    for i, (begin, end) in enumerate(zip(starts, starts[1:])):
+        if not 0 <= end - begin <= longest:
+            fail(f"{name}[{i + 1}]", f"{begin} to {begin + longest}", end)
+
+
 def power_of_two(name, x):
     if x < 1 or x & (x - 1) != 0:
         fail(name, "a power of two", x)

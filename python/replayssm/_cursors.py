@@ -26,6 +26,12 @@ def _cursors(write_pos, origin, is_flush, indices, threshold, window, ring, null
 
 def _run(name):
     def run(write_pos, origin, is_flush, rows, indices, threshold, window, ring, null_block_id):
+        if indices.shape[0] == 0:
+            return
+        check.slots(
+            "state_batch_indices", indices, null_block_id, write_pos=write_pos, origin=origin,
+            is_flush=is_flush,
+        )  # fmt: skip
         cursors = _cursors(
             write_pos, origin, is_flush, indices, threshold, window, ring, null_block_id
         )

@@ -7,6 +7,7 @@ from ctypes import byref, c_int64, c_uint8
 
 import torch
 
+from . import _checks as check
 from . import _library as lib
 from ._tensors import call, define, dtype_code, pointer
 
@@ -47,7 +48,21 @@ def _state(checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, read, read_sca
     )
 
 
+def _check_rings(config, cursors, slot):
+    """Rings on the host have room for a window; a device's cursors are not read."""
+    if cursors.device.type != "cpu":
+        return
+    rows = lib.function("ring_rows")(byref(ring(config)))
+    fields = cursors.view(torch.int32)[slot[slot >= 0].long()]  # 2: ring_count, 4: fold_count
+    held = fields[:, 2].long() + fields[:, 4]
+    if held.numel() > 0 and not 0 <= int(held.min()) <= int(held.max()) <= rows - config[3]:
+        expected = f"rings of 0 .. {rows - config[3]} rows, begin before every step"
+        check.fail("cursors", expected, f"{int(held.min())} .. {int(held.max())}")
+
+
 def _begin(cursors, query_start, slot, config):
+    check.slots("slot", slot, cursors=cursors)
+    check.windows("query_start", query_start, 2**31 - 1, config[3])
     if cursors.device.type == "cuda":
         batch = _batch(config, cursors, query_start, slot)
         _on_device("begin_steps", cursors, byref(batch), address(cursors))
@@ -59,6 +74,11 @@ def _begin(cursors, query_start, slot, config):
 
 
 def _commit(cursors, accepted, slot, config):
+    check.slots("slot", slot, cursors=cursors)
+    if cursors.device.type == "cpu":
+        for i, tokens in enumerate(accepted.tolist()):
+            if slot[i] >= 0 and not 0 <= tokens <= config[3]:
+                check.fail(f"accepted[{i}]", f"0 to {config[3]} tokens", tokens)
     route = c_uint8(config[1])
     if cursors.device.type == "cuda":
         batch = _batch(config, cursors, None, slot)
@@ -88,6 +108,9 @@ def _run_step(
     checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, read, read_scale, cursors, query_start,
     slot, parent, config, v, k, q, b, g, gate, gate_scale, gate_bias, lower_bound, skip, z, o,
 ):  # fmt: skip
+    check.slots("slot", slot, state=checkpoint, cursors=cursors)
+    check.windows("query_start", query_start, v.shape[0], config[3])
+    _check_rings(config, cursors, slot)
     params = lib.StepParams(
         shape=_shape(config, checkpoint, ring_k),
         route=config[1],
@@ -117,6 +140,10 @@ def _run_fold(
     checkpoint, ring_v, ring_k, ring_b, ring_g, ring_gate, read, read_scale, cursors, slot,
     target_slot, config, gate_scale, gate_bias, lower_bound,
 ):  # fmt: skip
+    check.slots("slot", slot, state=checkpoint, cursors=cursors)
+    _check_rings(config, cursors, slot)
+    if target_slot is not None:
+        check.slots("target_slot", target_slot, state=checkpoint)
     params = lib.FoldParams(
         shape=_shape(config, checkpoint, ring_k),
         batch=_batch(config, cursors, None, slot),

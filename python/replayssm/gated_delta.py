@@ -15,6 +15,11 @@ def _step(
     indices, query_start, write_pos, origin, is_flush, max_window, normalise, null_block_id,
 ):  # fmt: skip
     _, heads, dim, state_dim = state.shape
+    by_slot = {"state": state, "d_cache": d_cache, "k_cache": k_cache, "g_cache": g_cache}
+    if rule == lib.PAGED_WINDOW:
+        by_slot |= {"write_pos": write_pos, "cache_base": origin, "is_flush": is_flush}
+        check.windows("query_start_loc", query_start, mixed_qkv.shape[0], max_window)
+    check.slots("ssm_state_indices", indices, null_block_id, **by_slot)
     key_heads = k_cache.shape[1]
     keys, token = key_heads * state_dim, mixed_qkv.stride(0)
     step = lib.PagedStep(
@@ -101,6 +106,8 @@ def _check(
         check.rank(name, x, 4)
     tokens, width = mixed_qkv.shape
     _, heads, dim, state_dim = state.shape
+    if state_dim < 1:
+        check.fail(state_name, "at least one column", f"shape {tuple(state.shape)}")
     keys = (width - heads * dim) // 2
     if keys <= 0 or (width - heads * dim) % (2 * state_dim) != 0:
         expected = f"shape (tokens, 2 H {state_dim} + {heads} * {dim})"
@@ -171,10 +178,11 @@ def gdn_replayssm_spec_decode(
         "checkpoint_state", mixed_qkv, a, b, A_log, dt_bias, checkpoint_state, d_cache, k_cache,
         g_cache, out, ssm_state_indices, write_pos,
     )  # fmt: skip
+    check.rank("query_start_loc", query_start_loc, 1)
+    check.at_least("query_start_loc", query_start_loc, 1)
     ring, batch = d_cache.shape[2], query_start_loc.shape[0] - 1
     check.power_of_two("d_cache.shape[2]", ring)
     check.window("max_spec_len", max_spec_len, max_cache_len, ring)
-    check.rank("query_start_loc", query_start_loc, 1)
     check.at_least("ssm_state_indices", ssm_state_indices, batch)
     check.dtype("query_start_loc", query_start_loc, *check.INDICES)
     check.dtype("cache_base", cache_base, torch.int32)

@@ -18,6 +18,11 @@ def _single_step(
     is_flush, state_batch_indices, null_block_id, out,
 ):  # fmt: skip
     batch, heads, dim = x.shape
+    if state_batch_indices is not None:
+        check.slots(
+            "state_batch_indices", state_batch_indices[:batch], null_block_id, state=state,
+            x_cache=x_cache, dt_cache=dt_cache, B_cache=b_cache,
+        )  # fmt: skip
     step = lib.PagedStep(
         family=lib.MAMBA2,
         rule=lib.PAGED_SINGLE,
@@ -105,7 +110,13 @@ def _check_single(
     check.dtype("write_pos", write_pos, torch.int32)
     check.dtype("is_flush", is_flush, torch.bool, torch.int8)
     check.dtype("dt_cache", dt_cache, torch.float32)
-    if state_batch_indices is not None:
+    if state_batch_indices is None:
+        for name, tensor in (
+            ("state", state), ("x_cache", x_cache), ("dt_cache", dt_cache), ("B_cache", B_cache),
+        ):  # fmt: skip
+            if tensor.shape[0] < batch:
+                check.fail(name, f"a slot for each of {batch} rows", f"{tensor.shape[0]} slots")
+    else:
         check.at_least("state_batch_indices", state_batch_indices, batch)
         check.dtype("state_batch_indices", state_batch_indices, *check.INDICES)
     check.floats(
@@ -179,6 +190,11 @@ def _window_step(
     null_block_id,
 ):  # fmt: skip
     _, heads, dim, state_dim = state.shape
+    check.windows("query_start_loc", query_start_loc, conv_out.shape[0], max_spec_len)
+    check.slots(
+        "state_batch_indices", state_batch_indices, null_block_id, state_checkpoint=state,
+        write_pos=write_pos, post_conv_state_pos=origin, is_flush=is_flush,
+    )  # fmt: skip
     inner, keys = heads * dim, groups * state_dim
     token, slot, row = conv_out.stride(0), post_conv_cache.stride(0), post_conv_cache.stride(1)
     step = lib.PagedStep(

@@ -34,6 +34,16 @@ def as_tensor(x):
     return torch.from_dlpack(x)
 
 
+def _check_indices(device, shape, **tensors):
+    """int32 tensors of one shape, as the library reads them."""
+    for name, x in tensors.items():
+        if x is not None:
+            check.dtype(name, x, torch.int32)
+            check.shape(name, x, shape)
+            check.contiguous(name, x)
+    check.same_device(device, **tensors)
+
+
 @dataclass(frozen=True)
 class State:
     """What a layer keeps for every slot."""
@@ -88,9 +98,12 @@ class Recurrence:
     def __post_init__(self):
         if self.family not in FAMILIES:
             check.fail("family", " or ".join(FAMILIES), self.family)
-        for name in ("heads", "key_heads", "head_dim", "state_dim", "buffer_len", "max_window"):
+        for name in ("heads", "key_heads", "head_dim", "state_dim"):
             if getattr(self, name) < 1:
                 check.fail(name, "1 or more", getattr(self, name))
+        for name, most in (("buffer_len", 4096), ("max_window", 4096), ("conv_kernel", 8)):
+            if not 1 <= getattr(self, name) <= most:
+                check.fail(name, f"1 .. {most}", getattr(self, name))
         check.divides("key_heads", self.key_heads, "heads", self.heads)
         for name in ("checkpoint_dtype", "activation_dtype"):
             if getattr(self, name) not in check.FLOATS:
@@ -134,6 +147,24 @@ class Recurrence:
     def cursors(self, slots, device="cuda"):
         """Cursors of so many empty slots."""
         return Cursors(self, slots, device)
+
+    def _check_state(self, state, gate_scale, gate_bias):
+        """What another layer's state would get wrong, and Kimi Delta's constants."""
+        slots = state.checkpoint.shape[0]
+        rows = (slots, self.ring_rows)
+        check.shape(
+            "state.checkpoint", state.checkpoint, (slots, self.heads, self.head_dim, self.state_dim)
+        )
+        check.shape("state.ring_v", state.ring_v, (*rows, self.heads, self.head_dim))
+        check.shape("state.ring_k", state.ring_k, (*rows, self.key_heads, self.state_dim))
+        for name, x, expected in (
+            ("gate_scale", gate_scale, (self.heads,)),
+            ("gate_bias", gate_bias, (self.heads, self.state_dim)),
+        ):
+            if x is not None:
+                check.shape(name, x, expected)
+                check.dtype(name, x, torch.float32)
+                check.contiguous(name, x)
 
     def _check_tokens(self, tokens, v, k, q, b, g, gate, skip, z, o):
         v_shape = (tokens, self.heads, self.head_dim)
@@ -180,17 +211,15 @@ class Recurrence:
             query_start = cursors.single(slot.shape[0])
         if o is None:
             o = torch.empty_like(v, dtype=o_dtype, memory_format=torch.contiguous_format)
+        self._check_state(state, gate_scale, gate_bias)
         self._check_tokens(v.shape[0], v, k, q, b, g, gate, skip, z, o)
-        check.dtype("slot", slot, torch.int32)
-        check.shape("query_start", query_start, (slot.shape[0] + 1,))
-        check.dtype("query_start", query_start, torch.int32)
-        if parent is not None:
-            check.shape("parent", parent, (v.shape[0],))
-            check.dtype("parent", parent, torch.int32)
+        device, sequences = state.checkpoint.device, slot.shape[:1].numel()
+        _check_indices(device, (sequences,), slot=slot)
+        _check_indices(device, (sequences + 1,), query_start=query_start)
+        _check_indices(device, (v.shape[0],), parent=parent)
         check.same_device(
-            state.checkpoint.device, cursors=cursors.data, v=v, k=k, q=q, b=b, g=g, gate=gate,
-            gate_scale=gate_scale, gate_bias=gate_bias, skip=skip, z=z, o=o, slot=slot,
-            query_start=query_start, parent=parent,
+            device, cursors=cursors.data, v=v, k=k, q=q, b=b, g=g, gate=gate,
+            gate_scale=gate_scale, gate_bias=gate_bias, skip=skip, z=z, o=o,
         )  # fmt: skip
         ops.step(
             *state.tensors(), cursors.data, query_start, slot, parent, self._config(route), v, k,
@@ -206,7 +235,10 @@ class Recurrence:
 
         cursors.fold must follow the last layer's.
         """
-        check.dtype("slot", slot, torch.int32)
+        self._check_state(state, gate_scale, gate_bias)
+        device = state.checkpoint.device
+        _check_indices(device, (slot.shape[:1].numel(),), slot=slot, target_slot=target_slot)
+        check.same_device(device, cursors=cursors.data, gate_scale=gate_scale, gate_bias=gate_bias)
         ops.fold(
             *state.tensors(), cursors.data, slot, target_slot, self._config(), gate_scale,
             gate_bias, lower_bound,
@@ -232,6 +264,8 @@ class Cursors:
 
     def _on_host(self, function, slot, *arguments):
         host, slot = self.data.cpu(), slot.cpu()
+        _check_indices(slot.device, (slot.shape[:1].numel(),), slot=slot)
+        check.slots("slot", slot, cursors=host)
         lib.function(function)(
             c_int64(slot.shape[0]), ops.address(slot), *arguments, ops.address(host)
         )
@@ -246,6 +280,9 @@ class Cursors:
 
     def prefilled(self, slot, tokens):
         """After a prefill of tokens[i] tokens whose states were loaded; synchronises."""
+        check.shape("tokens", tokens, slot.shape)
+        if tokens.numel() > 0 and int(tokens.min()) < 0:
+            check.fail("tokens", "0 or more", int(tokens.min()))
         starts = torch.cat([torch.zeros(1, dtype=torch.int32), tokens.cpu().int().cumsum(0).int()])
         self._on_host("commit_prefills", slot, ops.address(starts), self._ring())
 
@@ -257,15 +294,13 @@ class Cursors:
         """Before the layers of a step."""
         if query_start is None:
             query_start = self.single(slot.shape[0])
-        check.dtype("slot", slot, torch.int32)
-        check.dtype("query_start", query_start, torch.int32)
-        check.same_device(self.data.device, slot=slot, query_start=query_start)
+        sequences = slot.shape[:1].numel()
+        _check_indices(self.data.device, (sequences,), slot=slot)
+        _check_indices(self.data.device, (sequences + 1,), query_start=query_start)
         ops.begin(self.data, query_start, slot, self.recurrence._config())
 
     def commit(self, slot, accepted, route="output_only"):
         """After the layers: accepted [sequences] int32 tokens of each window stay."""
-        check.dtype("slot", slot, torch.int32)
-        check.dtype("accepted", accepted, torch.int32)
-        check.shape("accepted", accepted, (slot.shape[0],))
-        check.same_device(self.data.device, slot=slot, accepted=accepted)
+        shape = (slot.shape[:1].numel(),)
+        _check_indices(self.data.device, shape, slot=slot, accepted=accepted)
         ops.commit(self.data, accepted, slot, self.recurrence._config(route))

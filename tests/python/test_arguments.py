@@ -132,12 +132,39 @@ WRONG = [
     ("mamba2_spec", "d_inner", 31, r"d_inner: expected nheads \* dim 32, got 31"),
     ("mamba2_spec", "dt_spec", torch.zeros(TOKENS, 3), r"dt_spec: expected shape \(3, 4\), got"),
     ("mamba2_spec", "query_start_loc", integers(0, 3), r"query_start_loc: expected shape \(3,\)"),
+    ("mamba2_spec", "query_start_loc", integers(0, 3, 3), r"query_start_loc\[1\]: expected 0 to 2"),
+    ("mamba2_spec", "query_start_loc", integers(0, -1, 1), r"query_start_loc\[1\]: expected 0 to"),
+    (
+        "mamba2_spec",
+        "query_start_loc",
+        integers(0, 2, 4),
+        "query_start_loc: expected tokens from 0",
+    ),
+    ("mamba2_spec", "state_batch_indices", integers(1, 3), "expected slots below the 3 of state"),
+    ("mamba2_spec", "is_flush", integers(0, 0, dtype=torch.int8), "slots below the 2 of is_flush"),
+    (
+        "output_only",
+        "state_batch_indices",
+        integers(3, 1),
+        "expected slots below the 3 of state, g",
+    ),
+    (
+        "gated_delta",
+        "ssm_state_indices",
+        integers(1, 3),
+        "expected slots below the 3 of state, got",
+    ),
+    ("gated_delta", "d_cache", torch.zeros(1, HEADS, RING, DIM), "below the 1 of d_cache, got 2"),
+    ("gated_delta", "initial_state", torch.zeros(3, HEADS, DIM, 0), "at least one column"),
     ("gated_delta", "mixed_qkv", torch.zeros(BATCH, 97), r"mixed_qkv: expected shape \(tokens, 2"),
     ("gated_delta", "out", torch.zeros(BATCH, HEADS, 2 * DIM)[:, :, ::2], "out: expected a contig"),
     ("gated_delta", "g_cache", torch.zeros(3, HEADS, RING, dtype=BF16), "g_cache: expected dtype"),
     ("gated_delta", "k_cache", torch.zeros(3, 4, RING, N), r"k_cache: expected shape \(3, 2, 8"),
     ("gated_delta_spec", "launch_mode", "twice", "launch_mode: expected both or verify or flush"),
     ("gated_delta_spec", "cache_base", integers(0, dtype=torch.int64), "cache_base: expected dtyp"),
+    ("gated_delta_spec", "query_start_loc", integers(), r"query_start_loc: expected shape \(n,\)"),
+    ("gated_delta_spec", "ssm_state_indices", integers(9, 1), "slots below the 3 of state, got 9"),
+    ("commit", "state_batch_indices", integers(1, 3), "slots below the 3 of write_pos, got 3"),
     ("commit", "num_accepted_tokens", integers(1), "num_accepted_tokens: expected shape"),
     ("commit", "post_conv_state_pos", torch.zeros(3), "post_conv_state_pos: expected dtype"),
     ("commit", "cache_buf_len", 6, "cache_buf_len: expected a power of two, got 6"),
@@ -155,6 +182,79 @@ def test_wrong_arguments_are_named(call, name, value, message):
 def test_the_same_calls_pass_otherwise(call):
     function, arguments = CALLS[call]
     function(**arguments())
+
+
+def native_step(layer, state=None, **changes):
+    state, cursors = state or layer.state(3, "cpu"), layer.cursors(3, "cpu")
+    arguments = {
+        "v": torch.zeros(BATCH, HEADS, DIM),
+        "k": torch.zeros(BATCH, GROUPS, N),
+        "q": torch.zeros(BATCH, GROUPS, N),
+        "b": torch.zeros(BATCH, HEADS),
+        "slot": integers(0, 1),
+    }
+    if layer.family == "kimi_delta":
+        arguments["gate"] = torch.zeros(BATCH, HEADS, N)
+        arguments |= {"gate_scale": torch.zeros(HEADS), "gate_bias": torch.zeros(HEADS, N)}
+    else:
+        arguments["g"] = torch.zeros(BATCH, HEADS)
+    return layer.step(state, cursors, **(arguments | changes))
+
+
+def recurrence(family="gated_delta", **changes):
+    return replayssm.Recurrence(
+        family, HEADS, GROUPS, DIM, N, **({"activation_dtype": torch.float32} | changes)
+    )
+
+
+@pytest.mark.parametrize(
+    "family,changes,message",
+    [
+        ("gated_delta", {"slot": integers(0, 3)}, "slot: expected slots below the 3 of state"),
+        ("gated_delta", {"slot": integers(0, 5, 1)[::2]}, "slot: expected a contiguous tensor"),
+        ("gated_delta", {"slot": integers(0, 1).view(2, 1)}, r"slot: expected shape \(2,\), got"),
+        ("gated_delta", {"query_start": integers(0, 1, 9)}, "query_start: expected tokens from 0"),
+        ("gated_delta", {"state": recurrence(buffer_len=1).state(3, "cpu")}, "state.ring_v: exp"),
+        ("kimi_delta", {"gate_bias": torch.zeros(1)}, r"gate_bias: expected shape \(4, 16\)"),
+        ("kimi_delta", {"gate_scale": torch.zeros(HEADS, dtype=BF16)}, "gate_scale: expected dtyp"),
+    ],
+)
+def test_wrong_arguments_of_the_native_step(family, changes, message):
+    native_step(recurrence(family))
+    with pytest.raises(ValueError, match=message):
+        native_step(recurrence(family), **changes)
+
+
+@pytest.mark.parametrize(
+    "method,arguments,message",
+    [
+        ("reset", (integers(0, 1, dtype=torch.int64),), "slot: expected dtype torch.int32"),
+        ("reset", (integers(0, 3),), "slot: expected slots below the 3 of cursors, got 3"),
+        ("folded", (integers(0, 5, 1)[::2],), "slot: expected a contiguous tensor"),
+        ("prefilled", (integers(0, 1), integers(4)), r"tokens: expected shape \(2,\), got"),
+        ("prefilled", (integers(0, 1), integers(4, -1)), "tokens: expected 0 or more, got -1"),
+        ("begin", (integers(0, 3),), "slot: expected slots below the 3 of cursors, got 3"),
+        ("begin", (integers(0, 1), integers(0)), r"query_start: expected shape \(3,\), got"),
+        ("commit", (integers(0, 3), integers(1, 1)), "slot: expected slots below the 3 of curs"),
+        ("commit", (integers(0, 1), integers(1, 2)), r"accepted\[1\]: expected 0 to 1 tokens, got"),
+    ],
+)
+def test_wrong_arguments_of_cursors(method, arguments, message):
+    cursors = recurrence().cursors(3, "cpu")
+    before = cursors.data.clone()
+    with pytest.raises(ValueError, match=message):
+        getattr(cursors, method)(*arguments)
+    assert torch.equal(cursors.data, before)
+
+
+def test_rings_that_nobody_began_to_fold_are_refused():
+    layer = recurrence(buffer_len=2)
+    state, cursors = layer.state(3, "cpu"), layer.cursors(3, "cpu")
+    slot = integers(0, 1)
+    for _ in range(3):
+        cursors.commit(slot, integers(1, 1))
+    with pytest.raises(ValueError, match=r"cursors: expected rings of 0 .. 2 rows"):
+        layer.fold(state, cursors, slot=slot)
 
 
 @pytest.mark.parametrize("call", [name for name in CALLS if name != "commit"])
