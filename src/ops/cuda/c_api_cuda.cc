@@ -59,7 +59,7 @@ replayssm_status replayssm_cuda_recurrent_step(replayssm_context* context,
       context,
       [&](auto& c) {
         const auto p = twin<RecurrentStepParams>(c);
-        check_params(p.shape, p.batch.ring);
+        check_params(p);
         cuda::recurrent_step(p, cuda::current_device(), to_stream(stream));
       },
       params);
@@ -71,7 +71,7 @@ replayssm_status replayssm_cuda_recurrent_fold(replayssm_context* context,
       context,
       [&](auto& c) {
         const auto p = twin<RecurrentFoldParams>(c);
-        check_params(p.shape, p.batch.ring);
+        check_params(p);
         cuda::recurrent_fold(p, cuda::current_device(), to_stream(stream));
       },
       params);

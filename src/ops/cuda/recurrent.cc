@@ -22,13 +22,15 @@ void check_step(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(s.head_dim > 0 && s.head_dim % kPassRows == 0, "head_dim=", s.head_dim);
   REPLAYSSM_CHECK(s.state_dim == 128, "state_dim=", s.state_dim);
   const int64_t act = dtype_bytes(p.state.activation_dtype);
-  REPLAYSSM_CHECK(
-      aligned(p.v, p.v_stride * act) && aligned(p.k, p.k_stride * act) &&
-          aligned(p.q, p.q_stride * act) && aligned(p.gate, p.gate_stride * act) &&
-          aligned(p.state.checkpoint, 0) && aligned(p.state.read_copy.data, 0) &&
-          aligned(p.state.ring_v, 0) && aligned(p.state.ring_k, 0) && aligned(p.state.ring_gate, 0),
-      "rows must start at multiples of 16 bytes: v_stride=", p.v_stride, " k_stride=", p.k_stride,
-      " q_stride=", p.q_stride, " gate_stride=", p.gate_stride);
+  REPLAYSSM_CHECK(aligned(p.v, p.v_stride * act) && aligned(p.k, p.k_stride * act) &&
+                      aligned(p.q, p.q_stride * act) && aligned(p.gate, p.gate_stride * act) &&
+                      aligned(p.state.checkpoint, 0) && aligned(p.state.read_copy.data, 0) &&
+                      aligned(p.state.read_copy.scale, 0) && aligned(p.state.ring_v, 0) &&
+                      aligned(p.state.ring_k, 0) && aligned(p.state.ring_gate, 0) &&
+                      aligned(p.channel_gate.bias, 0),
+                  "rows must start at multiples of 16 bytes: v_stride=", p.v_stride,
+                  " k_stride=", p.k_stride, " q_stride=", p.q_stride,
+                  " gate_stride=", p.gate_stride);
   REPLAYSSM_CHECK(p.batch.ring.max_window >= 1 && p.batch.ring.max_window <= kMaxWindow,
                   "max_window=", p.batch.ring.max_window, ", at most ", kMaxWindow);
   REPLAYSSM_CHECK(p.state.checkpoint && p.state.ring_v && p.state.ring_k && p.state.ring_b,
@@ -98,6 +100,20 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   }
 }
 
+// Rows of ring and window must fit into a block's shared memory.
+LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) {
+  check_step(p);
+  const StepDescription step = describe(p);
+  const LaunchConfig config = choose_launch(step, device);
+  const int bytes = step_layout(step.shape, step.ring, step.activation, step.read, config).total;
+  if (bytes > device.shared_bytes_per_block) {
+    fail("batch.ring: expected rows that fit into the ", device.shared_bytes_per_block,
+         " bytes of a block's shared memory, got buffer_len=", step.ring.buffer_len,
+         " max_window=", step.ring.max_window, ", which take ", bytes);
+  }
+  return config;
+}
+
 }  // namespace
 
 void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
@@ -106,7 +122,7 @@ void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& confi
 }
 
 void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream) {
-  launch(params, choose_launch(describe(params), device), false, nullptr, stream);
+  launch(params, fitting_launch(params, device), false, nullptr, stream);
 }
 
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream) {
@@ -116,7 +132,7 @@ void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cud
   step.state = params.state;
   step.channel_gate = params.channel_gate;
   step.rounding = params.rounding;
-  launch(step, choose_launch(describe(step), device), true, params.target_slot, stream);
+  launch(step, fitting_launch(step, device), true, params.target_slot, stream);
 }
 
 }  // namespace replayssm::cuda

@@ -3,10 +3,13 @@
 // and whatever is accepted.
 //
 // Windows of at most kMaxWindow tokens. state_dim is 128, head_dim a multiple of 8; rows of states,
-// rings and windows start at multiples of 16 bytes.
+// rings and windows, the scales of a read copy and the biases of channel gates start at multiples
+// of 16 bytes. Read copies have 8 bits, their activations 16. All rows of ring and window lie in a
+// block's shared memory, which bounds buffer_len to some hundred.
 //
 // A step overlaps the kernel before it in the stream: kernels since the last begin or commit must
-// not write slots, query starts, cursors, rings or states that it reads.
+// not write slots, target slots, query starts, cursors, channel gates, rings or states that it
+// reads.
 #pragma once
 
 #include <cuda_runtime_api.h>
