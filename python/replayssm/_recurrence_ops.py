@@ -97,7 +97,10 @@ def _on_device(name, x, *arguments):
 
 
 def stride(x):
-    return 0 if x is None else x.stride(0)
+    """From token to token; a single token's stride may be any number and is not used."""
+    if x is None:
+        return 0
+    return x.stride(0) if x.shape[0] > 1 else x.shape[1:].numel()
 
 
 def address(x):

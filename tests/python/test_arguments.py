@@ -225,6 +225,12 @@ def test_wrong_arguments_of_the_native_step(family, changes, message):
         native_step(recurrence(family), **changes)
 
 
+def test_a_single_token_may_have_any_stride():
+    v = torch.ones(1, HEADS, DIM).as_strided((1, HEADS, DIM), (1, DIM, 1))
+    x = {"k": torch.ones(1, GROUPS, N), "q": torch.ones(1, GROUPS, N), "b": torch.ones(1, HEADS)}
+    native_step(recurrence(), v=v, g=torch.zeros(1, HEADS), slot=integers(1), **x)
+
+
 @pytest.mark.parametrize(
     "method,arguments,message",
     [
