@@ -18,6 +18,7 @@ struct BlockPlace {
   int64_t ring_row;   // the slot's first physical row
   int ring_first;     // row 0, counted from there
   int history, rows;  // ring rows; with the window
+  bool copies;        // goes to another slot even where there is nothing to fold
   int stored;         // the first rows: their effect goes into the checkpoint
   int replayed;       // the first rows: the recurrence runs over them
   bool reads_after;   // a token's output is read off the state behind it; else all outputs are read
@@ -49,20 +50,26 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   b.key_head = launch.group.divide(b.head);
   b.slot = p.batch.slot[b.sequence];
   b.token = launch.fold_all ? 0 : p.batch.query_start[b.sequence];
-  b.window = launch.fold_all ? 0 : p.batch.query_start[b.sequence + 1] - b.token;
+  // Whatever the numbers say, shared memory has room for so many rows.
+  b.window = launch.fold_all
+                 ? 0
+                 : min(p.batch.query_start[b.sequence + 1] - b.token, launch.layout.window);
   b.target = launch.target_slot ? launch.target_slot[b.sequence] : b.slot;
   const bool keeps = !launch.fold_all && p.route != Route::kConventional;
   b.owns_gates = keeps && blockIdx.z == 0;
   b.owns_key = b.owns_gates && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
   if (b.slot < 0) return b;
+  b.copies = launch.fold_all && b.target != b.slot && b.target >= 0;
   const Cursor cursor = current_cursor(p.batch.cursors + b.slot);
   b.ring_row = static_cast<int64_t>(b.slot) * launch.layout.rows;
   b.ring_first = static_cast<int>(launch.ring_rows.modulo64(cursor.ring_start - cursor.fold_count));
-  b.history = cursor.fold_count + cursor.ring_count;
+  b.history = min(max(cursor.fold_count + cursor.ring_count, 0), launch.layout.rows - b.window);
   b.rows = b.history + b.window;
   const bool conventional = p.route == Route::kConventional;
   b.reads_after = conventional || (p.route == Route::kStateAndOutput && !p.batch.parent);
-  b.stored = launch.fold_all ? b.history : conventional ? b.rows : cursor.fold_count;
+  b.stored = launch.fold_all ? b.history
+             : conventional  ? b.rows
+                             : min(cursor.fold_count, b.history);
   b.replayed = b.reads_after ? b.rows : p.route == Route::kStateAndOutput ? b.history : b.stored;
   return b;
 }

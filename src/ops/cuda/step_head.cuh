@@ -70,7 +70,11 @@ class BlockHeads {
     if constexpr (!kMany) return 1;
     if (!p_.batch.parent) return (2u << i) - 1;
     uint32_t mask = 0;
-    for (; i >= 0; i = p_.batch.parent[b_.token + i]) mask |= 1u << i;
+    while (i >= 0) {
+      mask |= 1u << i;
+      const int parent = p_.batch.parent[b_.token + i];
+      i = parent < i ? parent : -1;  // a wrong one ends the path
+    }
     return mask;
   }
 

@@ -91,7 +91,7 @@ class BlockStep {
  private:
   static constexpr int kStoredSize = sizeof(Checkpoint);
 
-  __device__ bool uses_copy() const { return kHasCopy && b_.stored == 0; }
+  __device__ bool uses_copy() const { return kHasCopy && b_.stored == 0 && !launch_.fold_all; }
 
   // The block's first row.
   __device__ const char* states() const {
@@ -107,7 +107,8 @@ class BlockStep {
   __device__ void with_group(Fn&& fn) const {
     // fp32 states meet the vectors of several tokens as rows that have been replayed do.
     constexpr bool kReads = kTiles || !kMany;
-    if (kReads && b_.replayed == 0) return fn.template operator()<ReadGroup, false, Source>();
+    if (kReads && b_.replayed == 0 && !launch_.fold_all)
+      return fn.template operator()<ReadGroup, false, Source>();
     if constexpr (kHasCopy) {
       if (uses_copy()) return fn.template operator()<ReplayGroup<Source>, true, Source>();
     }
@@ -332,7 +333,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
     wait_for_predecessor();
     return early.template store_outputs<true>();
   }
-  if (b.rows == 0 || (b.window == 0 && !launch.fold_all)) return wait_for_predecessor();
+  const bool works =
+      launch.fold_all ? b.copies || (b.rows > 0 && b.target == b.slot) : b.window > 0;
+  if (!works) return wait_for_predecessor();
 
   WarpStream stream = early.fetch();
   if (threadIdx.x == 0) place = b;

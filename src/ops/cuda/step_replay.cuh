@@ -45,7 +45,7 @@ class RowReplay {
         if (b_.reads_after && j >= b_.history) read<Map>(head, j - b_.history, column, passes, s);
       }
       if constexpr (std::is_same_v<S, Checkpoint>) {
-        if (part == 0 && stop > 0) store<Map>(column, passes, s);
+        if (part == 0 && (stop > 0 || launch_.fold_all)) store<Map>(column, passes, s);
       }
     }
     if (b_.reads_after) return;

@@ -218,7 +218,7 @@ inline void fold(const Case& c, Pool& pool, int32_t slot, std::optional<int32_t>
   if (!target) cuda::commit_folds(p.batch, device.cursors(), nullptr);
   synchronize();
   device.download();
-  if (target) {
+  if (target && *target >= 0) {
     pool.cursors[*target] = pool.cursors[slot];
     commit_fold(pool.cursors[*target]);
   }

@@ -226,6 +226,10 @@ TEST_P(CudaStep, FoldIntoAnotherSlot) {
   fold(c, pool, 0);
   EXPECT_TRUE(std::ranges::equal(pool.slot(0), pool.slot(1))) << name(c);
   EXPECT_TRUE(pool.untouched(2));
+  fold(c, pool, 0, -1);  // nobody's
+  EXPECT_TRUE(pool.untouched(2));
+  fold(c, pool, 0, 2);  // with nothing left to fold
+  EXPECT_TRUE(std::ranges::equal(pool.slot(0), pool.slot(2))) << name(c);
 }
 
 }  // namespace
