@@ -24,6 +24,16 @@ inline int multiprocessors(const char* what) {
   return count;
 }
 
+// Lets the blocks of a kernel have so many bytes of shared memory.
+template <class... Params>
+void reserve_shared(const char* what, void (*kernel)(Params...), int bytes) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             what);
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
+             what);
+}
+
 // `what` names the op.
 template <class... Params, class... Args>
 void launch_dependent(const char* what, void (*kernel)(Params...), dim3 grid, int threads,

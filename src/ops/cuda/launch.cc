@@ -1,7 +1,5 @@
 #include "ops/cuda/launch.h"
 
-#include <algorithm>
-
 #include "core/check.h"
 #include "ops/cuda/check_cuda.h"
 
@@ -32,7 +30,6 @@ Device current_device() {
 StepDescription describe(const RecurrentStepParams& params) {
   return {.shape = params.shape,
           .ring = params.batch.ring,
-          .route = params.route,
           .activation = params.state.activation_dtype,
           .read = params.state.read_copy.data ? params.state.read_copy.dtype
                                               : params.state.checkpoint_dtype,
@@ -43,7 +40,7 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
   const auto& shape = step.shape;
   const int64_t group = shape.heads / shape.key_heads;
   LaunchConfig config;
-  // Few sequences: slices, until every multiprocessor has two blocks.
+  // Few sequences: slices, until nearly every multiprocessor has two blocks.
   while (step.sequences * shape.heads * config.slices < 2 * device.multiprocessors - 8) {
     LaunchConfig next = config;
     next.slices *= 2;

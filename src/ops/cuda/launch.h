@@ -20,7 +20,6 @@ Device current_device();
 struct StepDescription {
   RecurrentShape shape;
   RingConfig ring;
-  Route route = Route::kOutputOnly;
   DType activation = DType::kBFloat16;
   DType read = DType::kFloat32;  // what steps that do not fold read
   int64_t sequences = 0;

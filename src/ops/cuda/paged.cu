@@ -1,8 +1,10 @@
 #include "ops/cuda/paged.h"
 
+#include <algorithm>
+
 #include "ops/cuda/check_cuda.h"
-#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/paged_instances.h"
+#include "ops/cuda/vector_width.h"
 
 namespace replayssm::cuda {
 namespace {
@@ -32,10 +34,9 @@ unsigned blocks(const PagedCursors& cursors) {
 // Whether rows can be read 16 bytes at a time.
 bool in_words(const PagedValues& x, int64_t row) {
   const int64_t bytes = dtype_bytes(DType{x.dtype});
-  if (reinterpret_cast<uintptr_t>(x.data) % 16 != 0 || row * bytes % 16 != 0) return false;
-  for (const int64_t stride : x.stride)
-    if (stride * bytes % 16 != 0) return false;
-  return true;
+  return rows_aligned(x.data, row * bytes) && std::ranges::all_of(x.stride, [&](int64_t stride) {
+           return rows_aligned(x.data, stride * bytes);
+         });
 }
 
 // Whether the fast kernels can take it: one type for all activations, rows of whole words.
@@ -49,14 +50,11 @@ bool is_regular(const PagedStep& p) {
 }
 
 template <replayssm_family kFamily>
-bool launch_family(const PagedStep& step, const Device& device, bool overlaps,
-                   cudaStream_t stream) {
+bool launch_family(const PagedStep& step, const Device& device, cudaStream_t stream) {
   switch (step.v.dtype) {
-    case REPLAYSSM_BFLOAT16:
-      return launch_paged<kFamily, REPLAYSSM_BFLOAT16>(step, device, overlaps, stream);
-    case REPLAYSSM_FLOAT16:
-      return launch_paged<kFamily, REPLAYSSM_FLOAT16>(step, device, overlaps, stream);
-    default: return launch_paged<kFamily, REPLAYSSM_FLOAT32>(step, device, overlaps, stream);
+    case REPLAYSSM_BFLOAT16: return launch_paged<kFamily, REPLAYSSM_BFLOAT16>(step, device, stream);
+    case REPLAYSSM_FLOAT16: return launch_paged<kFamily, REPLAYSSM_FLOAT16>(step, device, stream);
+    default: return launch_paged<kFamily, REPLAYSSM_FLOAT32>(step, device, stream);
   }
 }
 
@@ -65,11 +63,9 @@ bool launch_family(const PagedStep& step, const Device& device, bool overlaps,
 void paged_step(const PagedStep& step, const Device& device, cudaStream_t stream) {
   if (step.sequences == 0) return;
   if (is_regular(step)) {
-    const bool overlaps = has_dependent_launch("paged_step");
-    const bool launched =
-        step.family == REPLAYSSM_MAMBA2
-            ? launch_family<REPLAYSSM_MAMBA2>(step, device, overlaps, stream)
-            : launch_family<REPLAYSSM_GATED_DELTA>(step, device, overlaps, stream);
+    const bool launched = step.family == REPLAYSSM_MAMBA2
+                              ? launch_family<REPLAYSSM_MAMBA2>(step, device, stream)
+                              : launch_family<REPLAYSSM_GATED_DELTA>(step, device, stream);
     if (launched) return;
   }
   launch_paged_any(step, stream);

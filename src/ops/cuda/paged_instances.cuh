@@ -1,7 +1,8 @@
 // Picks an instantiation of the paged decode kernels and launches it.
 #pragma once
 
-#include "ops/cuda/check_cuda.h"
+#include "core/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/paged_instances.h"
 #include "ops/cuda/paged_single.cuh"
 #include "ops/cuda/paged_window.cuh"
@@ -13,64 +14,42 @@ inline void fit_warps(PagedLaunch& launch, const Device& device) {
   while (launch.warps > 1 && launch.bytes() > device.shared_bytes_per_block) launch.warps /= 2;
 }
 
-inline void launch_paged_kernel(void (*kernel)(PagedStep, PagedLaunch), const PagedStep& step,
-                                const PagedLaunch& launch, bool overlaps, cudaStream_t stream) {
-  check_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.bytes()),
-      "paged_step: shared memory");
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared),
-             "paged_step: shared memory");
-  cudaLaunchConfig_t config{};
-  const int64_t blocks = (launch.items(step) + launch.warps - 1) / launch.warps;
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(step.sequences));
-  config.blockDim = dim3(32 * launch.warps);
-  config.dynamicSmemBytes = launch.bytes();
-  config.stream = stream;
-  // The kernel itself waits for what runs before it in the stream.
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = overlaps ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, step, launch), "paged_step");
-}
-
 template <replayssm_family kFamily, class Act, class State, int kState>
-bool launch_paged_state(const PagedStep& step, const Device& device, bool overlaps,
-                        cudaStream_t stream) {
+bool launch_paged_state(const PagedStep& step, const Device& device, cudaStream_t stream) {
   if (step.state_dim != kState) return false;
   PagedLaunch launch = choose_paged_launch(step, sizeof(State), device);
   fit_warps(launch, device);
   if (launch.rows == 0 || launch.bytes() > device.shared_bytes_per_block) return false;
-  launch_paged_kernel(step.rule == REPLAYSSM_PAGED_SINGLE
+  const auto kernel = step.rule == REPLAYSSM_PAGED_SINGLE
                           ? paged_single_kernel<kFamily, Act, State, kState>
-                          : paged_window_kernel<kFamily, Act, State, kState>,
-                      step, launch, overlaps, stream);
+                          : paged_window_kernel<kFamily, Act, State, kState>;
+  reserve_shared("paged_step", kernel, launch.bytes());
+  const int64_t blocks = (launch.items(step) + launch.warps - 1) / launch.warps;
+  launch_dependent("paged_step", kernel,
+                   dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(step.sequences)),
+                   32 * launch.warps, launch.bytes(), stream, step, launch);
   return true;
 }
 
 template <replayssm_family kFamily, class Act, class State>
-bool launch_paged_dims(const PagedStep& step, const Device& device, bool overlaps,
-                       cudaStream_t stream) {
-  if (launch_paged_state<kFamily, Act, State, 128>(step, device, overlaps, stream)) return true;
+bool launch_paged_dims(const PagedStep& step, const Device& device, cudaStream_t stream) {
+  if (launch_paged_state<kFamily, Act, State, 128>(step, device, stream)) return true;
   if constexpr (kFamily == REPLAYSSM_MAMBA2)
-    return launch_paged_state<kFamily, Act, State, 256>(step, device, overlaps, stream);
+    return launch_paged_state<kFamily, Act, State, 256>(step, device, stream);
   return false;
 }
 
 // States in fp32, or 16 bits where activations have so few.
 template <replayssm_family kFamily, class Act>
-bool launch_paged_types(const PagedStep& step, const Device& device, bool overlaps,
-                        cudaStream_t stream) {
+bool launch_paged_types(const PagedStep& step, const Device& device, cudaStream_t stream) {
   if (step.state.dtype == REPLAYSSM_FLOAT32)
-    return launch_paged_dims<kFamily, Act, float>(step, device, overlaps, stream);
+    return launch_paged_dims<kFamily, Act, float>(step, device, stream);
   if constexpr (!std::is_same_v<Act, float>)
     if (step.state.dtype == REPLAYSSM_FLOAT16)
-      return launch_paged_dims<kFamily, Act, Fp16>(step, device, overlaps, stream);
+      return launch_paged_dims<kFamily, Act, Fp16>(step, device, stream);
   if constexpr (std::is_same_v<Act, Bf16>)
     if (step.state.dtype == REPLAYSSM_BFLOAT16)
-      return launch_paged_dims<kFamily, Act, Bf16>(step, device, overlaps, stream);
+      return launch_paged_dims<kFamily, Act, Bf16>(step, device, stream);
   return false;
 }
 

@@ -10,7 +10,7 @@ namespace replayssm::cuda {
 
 // Launches the kernel for these element types and shapes, if there is one.
 template <replayssm_family kFamily, replayssm_dtype kActivation>
-bool launch_paged(const PagedStep& step, const Device& device, bool overlaps, cudaStream_t stream);
+bool launch_paged(const PagedStep& step, const Device& device, cudaStream_t stream);
 
 // For everything else.
 void launch_paged_any(const PagedStep& step, cudaStream_t stream);

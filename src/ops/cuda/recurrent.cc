@@ -1,19 +1,14 @@
 #include "ops/cuda/recurrent.h"
 
-#include <algorithm>
 #include <bit>
 
 #include "core/check.h"
-#include "ops/cuda/check_cuda.h"
 #include "ops/cuda/step_instances.h"
 #include "ops/cuda/step_launch.h"
+#include "ops/cuda/vector_width.h"
 
 namespace replayssm::cuda {
 namespace {
-
-bool aligned(const void* data, int64_t stride_bytes) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
-}
 
 void check_step(const RecurrentStepParams& p) {
   const auto& s = p.shape;
@@ -22,15 +17,15 @@ void check_step(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(s.head_dim > 0 && s.head_dim % kPassRows == 0, "head_dim=", s.head_dim);
   REPLAYSSM_CHECK(s.state_dim == 128, "state_dim=", s.state_dim);
   const int64_t act = dtype_bytes(p.state.activation_dtype);
-  REPLAYSSM_CHECK(aligned(p.v, p.v_stride * act) && aligned(p.k, p.k_stride * act) &&
-                      aligned(p.q, p.q_stride * act) && aligned(p.gate, p.gate_stride * act) &&
-                      aligned(p.state.checkpoint, 0) && aligned(p.state.read_copy.data, 0) &&
-                      aligned(p.state.read_copy.scale, 0) && aligned(p.state.ring_v, 0) &&
-                      aligned(p.state.ring_k, 0) && aligned(p.state.ring_gate, 0) &&
-                      aligned(p.channel_gate.bias, 0),
-                  "rows must start at multiples of 16 bytes: v_stride=", p.v_stride,
-                  " k_stride=", p.k_stride, " q_stride=", p.q_stride,
-                  " gate_stride=", p.gate_stride);
+  REPLAYSSM_CHECK(
+      rows_aligned(p.v, p.v_stride * act) && rows_aligned(p.k, p.k_stride * act) &&
+          rows_aligned(p.q, p.q_stride * act) && rows_aligned(p.gate, p.gate_stride * act) &&
+          rows_aligned(p.state.checkpoint) && rows_aligned(p.state.read_copy.data) &&
+          rows_aligned(p.state.read_copy.scale) && rows_aligned(p.state.ring_v) &&
+          rows_aligned(p.state.ring_k) && rows_aligned(p.state.ring_gate) &&
+          rows_aligned(p.channel_gate.bias),
+      "rows must start at multiples of 16 bytes: v_stride=", p.v_stride, " k_stride=", p.k_stride,
+      " q_stride=", p.q_stride, " gate_stride=", p.gate_stride);
   REPLAYSSM_CHECK(p.batch.ring.max_window >= 1 && p.batch.ring.max_window <= kMaxWindow,
                   "max_window=", p.batch.ring.max_window, ", at most ", kMaxWindow);
   REPLAYSSM_CHECK(p.state.checkpoint && p.state.ring_v && p.state.ring_k && p.state.ring_b,
@@ -70,7 +65,6 @@ void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, dim3 
 
 void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_all,
             const int32_t* target_slot, cudaStream_t stream) {
-  check_step(p);
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
                       s.head_dim % (config.slices * kPassRows) == 0 &&
@@ -102,7 +96,6 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
 
 // Rows of ring and window must fit into a block's shared memory.
 LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) {
-  check_step(p);
   const StepDescription step = describe(p);
   const LaunchConfig config = choose_launch(step, device);
   const int bytes = step_layout(step.shape, step.ring, step.activation, step.read, config).total;
@@ -118,10 +111,12 @@ LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) 
 
 void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
                     cudaStream_t stream) {
+  check_step(params);
   launch(params, config, false, nullptr, stream);
 }
 
 void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream) {
+  check_step(params);
   launch(params, fitting_launch(params, device), false, nullptr, stream);
 }
 
@@ -132,6 +127,7 @@ void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cud
   step.state = params.state;
   step.channel_gate = params.channel_gate;
   step.rounding = params.rounding;
+  check_step(step);
   launch(step, fitting_launch(step, device), true, params.target_slot, stream);
 }
 

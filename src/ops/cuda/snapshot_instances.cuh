@@ -32,13 +32,12 @@ void launch_snapshot_instance(const SnapshotStepParams& p, cudaStream_t stream) 
   launch.group = FastDivide(static_cast<uint32_t>(p.shape.heads / p.shape.key_heads));
   launch.slices = FastDivide(static_cast<uint32_t>(slices));
   const auto kernel = snapshot_step_kernel<kFamily, State, kState, kWhole>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared),
-             "snapshot_step");
+  const int bytes = launch.layout.total * int(sizeof(float));
+  reserve_shared("snapshot_step", kernel, bytes);
   launch_dependent(
       "snapshot_step", kernel,
       dim3(static_cast<unsigned>(p.shape.heads * slices), static_cast<unsigned>(p.batch.sequences)),
-      32 * warps, launch.layout.total * int(sizeof(float)), stream, p, launch);
+      32 * warps, bytes, stream, p, launch);
 }
 
 template <Family kFamily, class State>

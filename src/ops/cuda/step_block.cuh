@@ -11,7 +11,7 @@ namespace replayssm::cuda {
 
 // Where a block stands.
 struct BlockPlace {
-  int sequence, head, row;  // its first head, and the first of its rows within that head
+  int head, row;  // its first head, and the first of its rows within that head
   int key_head;
   bool owns_key, owns_gates;  // it appends the window's keys, its gates
   int slot, target, token, window;
@@ -24,6 +24,8 @@ struct BlockPlace {
   bool reads_after;   // a token's output is read off the state behind it; else all outputs are read
                       // off the state behind `replayed`, and the rows from there on are mixed in
 
+  // Rows before this one are not mixed in.
+  __device__ int first_mixed() const { return reads_after ? rows : replayed; }
   // Where row j lies among the slot's physical rows.
   __device__ int physical(int j, int ring_rows) const {
     const int at = ring_first + j;
@@ -44,17 +46,16 @@ __device__ inline Cursor current_cursor(const Cursor* cursor) {
 __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const StepLaunch& launch) {
   BlockPlace b{};
   const auto& config = launch.config;
-  b.sequence = blockIdx.y;
+  const int sequence = blockIdx.y;
   b.head = blockIdx.x * config.heads;
   b.row = blockIdx.z * launch.slice_rows;
   b.key_head = launch.group.divide(b.head);
-  b.slot = p.batch.slot[b.sequence];
-  b.token = launch.fold_all ? 0 : p.batch.query_start[b.sequence];
+  b.slot = p.batch.slot[sequence];
+  b.token = launch.fold_all ? 0 : p.batch.query_start[sequence];
   // Whatever the numbers say, shared memory has room for so many rows.
-  b.window = launch.fold_all
-                 ? 0
-                 : min(p.batch.query_start[b.sequence + 1] - b.token, launch.layout.window);
-  b.target = launch.target_slot ? launch.target_slot[b.sequence] : b.slot;
+  b.window =
+      launch.fold_all ? 0 : min(p.batch.query_start[sequence + 1] - b.token, launch.layout.window);
+  b.target = launch.target_slot ? launch.target_slot[sequence] : b.slot;
   const bool keeps = !launch.fold_all && p.route != Route::kConventional;
   b.owns_gates = keeps && blockIdx.z == 0;
   b.owns_key = b.owns_gates && b.key_head * static_cast<int>(launch.group.divisor) == b.head;

@@ -58,8 +58,6 @@ class BlockHeads {
   static constexpr int kGroups = 32 / kRowLanes;
 
   __device__ int window() const { return kMany ? b_.window : 1; }
-  // Rows before this one are not mixed in.
-  __device__ int first_mixed() const { return b_.reads_after ? b_.rows : b_.replayed; }
 
   __device__ void load(const Act* row, float (&x)[kPerLane]) const {
     Shared::template load_key<Act>(row, row_lane_, x);
@@ -82,7 +80,8 @@ class BlockHeads {
   __device__ void multiply_keys() const {
     if (b_.window == 0) return;
 #pragma unroll 1
-    for (int first = first_mixed() + warp_ * kGroups; first < b_.rows; first += warps_ * kGroups) {
+    for (int first = b_.first_mixed() + warp_ * kGroups; first < b_.rows;
+         first += warps_ * kGroups) {
       const int j = min(first + group_, b_.rows - 1);
       float k[kPerLane];
       load(shared_.key(j), k);
@@ -129,7 +128,7 @@ class BlockHeads {
     return sum;
   }
   __device__ void weigh_history(int head, int i, float carried) const {
-    const int begin = first_mixed();
+    const int begin = b_.first_mixed();
 #pragma unroll 1
     for (int newest = b_.history - 1; newest >= begin; newest -= 32) {
       const int j = newest - lane_;

@@ -8,19 +8,6 @@
 
 namespace replayssm::cuda {
 
-template <class Kernel>
-void launch_kernel(Kernel kernel, const RecurrentStepParams& params, const StepLaunch& launch,
-                   dim3 grid, cudaStream_t stream) {
-  const int bytes = launch.layout.total;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             "recurrent_step: shared memory");
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared),
-             "recurrent_step: shared memory");
-  launch_dependent("recurrent_step", kernel, grid, 32 * launch.config.warps, bytes, stream, params,
-                   launch);
-}
-
 // Calls fn<T>() with the element type of a read copy, void for none. Copies of 8 bits are read on
 // behalf of 16-bit activations.
 template <class Act, class Fn>
@@ -38,8 +25,11 @@ template <Family kFamily, class Act, class Checkpoint, bool kMany>
 void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch, dim3 grid,
                      cudaStream_t stream) {
   dispatch_read<Act>(params.state.read_copy, [&]<class Read>() {
-    launch_kernel(recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany>, params, launch,
-                  grid, stream);
+    const auto kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany>;
+    const int bytes = launch.layout.total;
+    reserve_shared("recurrent_step", kernel, bytes);
+    launch_dependent("recurrent_step", kernel, grid, 32 * launch.config.warps, bytes, stream,
+                     params, launch);
   });
 }
 

@@ -11,6 +11,7 @@
 // in registers, and they are stored once.
 #pragma once
 
+#include "ops/cuda/activations.cuh"
 #include "ops/cuda/step_fetch.cuh"
 #include "ops/cuda/step_head.cuh"
 #include "ops/cuda/step_replay.cuh"
@@ -79,11 +80,7 @@ class BlockStep {
         float o = kPadding ? 0.0f : shared_.outputs(i)[at];
         if (!kPadding && p_.z)
           o *= silu(load_z(token * p_.z_stride + b_.head * launch_.head_dim + b_.row + at));
-        switch (p_.o_dtype) {
-          case DType::kBFloat16: static_cast<Bf16*>(p_.o)[base + at] = from_float<Bf16>(o); break;
-          case DType::kFloat16: static_cast<Fp16*>(p_.o)[base + at] = from_float<Fp16>(o); break;
-          default: static_cast<float*>(p_.o)[base + at] = o;
-        }
+        store_run<1>(p_.o, p_.o_dtype, base + at, &o);
       }
     }
   }
@@ -137,12 +134,11 @@ class BlockStep {
   }
   __device__ void mix(int head, int at, float skip) const {
     constexpr int kTokens = kMany ? 4 : 1;
-    const int first = b_.reads_after ? b_.rows : b_.replayed;
 #pragma unroll 1
     for (int i = 0; i < b_.window; i += kTokens) {
       float2 sum[kTokens] = {};
 #pragma unroll 4
-      for (int j = first; j < b_.rows; ++j) {
+      for (int j = b_.first_mixed(); j < b_.rows; ++j) {
         float v[2], c[kTokens];
         load_elements<Act, 2>(shared_.value(j) + at, v);
         load_elements<float, kTokens>(shared_.coefficients(head, j) + i, c);

@@ -80,20 +80,19 @@ struct StepLayout {
   int columns = 0;  // rows of the state that the block owns, over all its heads
   int per_row = 0;  // coefficients of a row: one per token, four at a time
 
-  int stream = 0;                      // [warps] words that lanes have in flight
-  int key_bytes = 0, value_bytes = 0;  // from row to row, as they came
-  int keys = 0;                        // [rows], then queries [window]
-  int values = 0;                      // [rows, columns]
+  int stream = 0;  // [warps] words that lanes have in flight
+  int keys = 0;    // [rows], then queries [window], as they came
+  int values = 0;  // [rows, columns], as they came
   // Floats from here on.
   int strengths = 0;  // [heads, rows]
   int decays = 0;     // [heads, rows]; Kimi Delta: [heads, rows] padded rows
   int factors = 0;  // delta: 1 / |k|, [rows], 1 / |q|, [window]; Mamba-2: log decays, [heads, rows]
-  int products = 0;       // Mamba-2: [rows, per_row]
-  int coefficients = 0;   // [heads, rows, per_row]
-  int targets = 0;        // [target_heads, window] padded rows
-  int target_heads = 1;   // targets that differ: Mamba-2's are the queries
-  int parts = 0;          // [target_heads, window], parts_stride apart, 16-bit numbers
-  int part_scales = 0;    // [target_heads, window]
+  int products = 0;      // Mamba-2: [rows, per_row]
+  int coefficients = 0;  // [heads, rows, per_row]
+  // Mamba-2's heads share their targets, the queries.
+  int targets = 0;        // [heads, window] padded rows
+  int parts = 0;          // [heads, window], parts_stride apart, 16-bit numbers
+  int part_scales = 0;    // [heads, window]
   int output_scales = 0;  // Mamba-2: [heads, window]
   int row_scales = 0;     // of an 8-bit read copy: [columns]
   int outputs = 0;        // [window, columns]
@@ -116,13 +115,10 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   s.window = ring.max_window;
   s.columns = static_cast<int>(shape.head_dim) * config.heads / config.slices;
   s.per_row = s.window == 1 ? 1 : (s.window + 3) / 4 * 4;
-  s.target_heads = mamba ? 1 : config.heads;
-  s.key_bytes = state * act;
-  s.value_bytes = s.columns * act;
-  const int gates = 4 * config.heads * s.rows, targets = s.target_heads * s.window;
+  const int gates = 4 * config.heads * s.rows, targets = (mamba ? 1 : config.heads) * s.window;
   s.stream = take(config.warps * 32 * kGroupsInFlight * kGroupWords * 16);
-  s.keys = take((s.rows + s.window) * s.key_bytes);
-  s.values = take(s.rows * s.value_bytes);
+  s.keys = take((s.rows + s.window) * state * act);
+  s.values = take(s.rows * s.columns * act);
   s.strengths = take(gates);
   s.decays = take(shape.family == Family::kKimiDelta ? gates * padded : gates);
   s.factors = take(mamba ? gates : 4 * (s.rows + s.window));

@@ -167,25 +167,21 @@ class RowReplay {
 
   template <class Map>
   __device__ void store_copy(int64_t row, const float (&x)[kPerLane]) const {
-    Read* copy = static_cast<Read*>(p_.state.read_copy.data) + row * kState;
-    if constexpr (!kIs8Bit<Read>) {
-      store_row<Map>(copy, x);
-    } else {
-      float most = 0;
+    static_assert(kIs8Bit<Read>);
+    float most = 0;
 #pragma unroll
-      for (int e = 0; e < kPerLane; ++e) most = fmaxf(most, fabsf(x[e]));
-      float scale = row_max(most) / dtype_max_8bit(device_dtype<Read>());
-      if (scale < 0x1p-126f) scale = 0;
-      const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-      float scaled[kPerLane];
+    for (int e = 0; e < kPerLane; ++e) most = fmaxf(most, fabsf(x[e]));
+    float scale = row_max(most) / dtype_max_8bit(device_dtype<Read>());
+    if (scale < 0x1p-126f) scale = 0;
+    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    float scaled[kPerLane];
 #pragma unroll
-      for (int e = 0; e < kPerLane; ++e) {
-        const float q = x[e] * inverse;  // a quotient is this and a correction
-        scaled[e] = fmaf(fmaf(-q, scale, x[e]), inverse, q);
-      }
-      store_row<Map>(copy, scaled);
-      if (lane_ == 0) p_.state.read_copy.scale[row] = scale;
+    for (int e = 0; e < kPerLane; ++e) {
+      const float q = x[e] * inverse;  // a quotient is this and a correction
+      scaled[e] = fmaf(fmaf(-q, scale, x[e]), inverse, q);
     }
+    store_row<Map>(static_cast<Read*>(p_.state.read_copy.data) + row * kState, scaled);
+    if (lane_ == 0) p_.state.read_copy.scale[row] = scale;
   }
 
   const RecurrentStepParams& p_;
