@@ -76,6 +76,15 @@ inline const std::vector<Case>& cases() {
   return all;
 }
 
+// Two thirds of them with a read copy of some type.
+inline std::vector<Case> cases_with_copies() {
+  std::vector<Case> list = cases();
+  constexpr DType kCopies[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kInt8};
+  for (size_t i = 0; i < list.size(); ++i)
+    if (i % 3 != 0) list[i].read_copy = kCopies[i % 4];
+  return list;
+}
+
 // Kimi Delta's scale of a head and bias of its columns, Mamba-2's D.
 inline float channel_scale(int64_t head) { return -0.1f * static_cast<float>(1 + head % 5); }
 inline float channel_bias(int64_t head, int64_t column) {
@@ -172,6 +181,23 @@ struct Window {
 
   int64_t tokens() const { return end - begin; }
 };
+
+// `in`, but with the tokens of `other` from `begin` on.
+inline Inputs spliced(const Case& c, const Inputs& in, const Inputs& other, int64_t begin) {
+  const auto& s = c.shape;
+  Inputs out = in;
+  const auto replace = [&](std::vector<float> Inputs::* x, int64_t width) {
+    if ((in.*x).empty()) return;
+    std::copy((other.*x).begin() + begin * width, (other.*x).end(),
+              (out.*x).begin() + begin * width);
+  };
+  replace(&Inputs::v, s.heads * s.head_dim);
+  replace(&Inputs::k, s.key_heads * s.state_dim);
+  replace(&Inputs::b, s.heads);
+  replace(&Inputs::g, s.heads);
+  replace(&Inputs::gate, s.heads * s.state_dim);
+  return out;
+}
 
 // A tree of so many tokens.
 inline std::vector<int32_t> random_tree(std::mt19937& random, int32_t nodes) {

@@ -84,17 +84,7 @@ TEST_P(RecurrentInvariance, RejectedTokensLeaveNoTrace) {
       const int64_t accepted = std::min<int64_t>(random() % 5, tokens - t);
       const int64_t end = std::min(tokens, t + 4);
       // The window: accepted tokens of the sequence, then others that are thrown away.
-      Inputs mixed = in;
-      const auto replace = [&](std::vector<float> Inputs::* x, int64_t width) {
-        if ((in.*x).empty()) return;
-        std::copy((rejected.*x).begin() + (t + accepted) * width, (rejected.*x).end(),
-                  (mixed.*x).begin() + (t + accepted) * width);
-      };
-      replace(&Inputs::v, s.heads * s.head_dim);
-      replace(&Inputs::k, s.key_heads * s.state_dim);
-      replace(&Inputs::b, s.heads);
-      replace(&Inputs::g, s.heads);
-      replace(&Inputs::gate, s.heads * s.state_dim);
+      const Inputs mixed = spliced(c, in, rejected, t + accepted);
       // The same flushes on both sides, so that outputs agree bit for bit too.
       plain.cursors[0] = pool.cursors[0];
       const auto got = run(c, pool, Op::kStep, route, {{&mixed, t, end, 0, {}}}, threads_)[0];

@@ -55,20 +55,12 @@ class Layer {
   PoolArray conv;
 };
 
-std::vector<Case> layers() {
-  std::vector<Case> list = cases();
-  constexpr DType kCopies[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kInt8};
-  for (size_t i = 0; i < list.size(); ++i)
-    if (i % 3 != 0) list[i].read_copy = kCopies[i % 4];
-  return list;
-}
-
 class Slots : public ::testing::TestWithParam<Case> {
  protected:
   ThreadPool threads_{2};
 };
 
-INSTANTIATE_TEST_SUITE_P(Layers, Slots, ::testing::ValuesIn(layers()),
+INSTANTIATE_TEST_SUITE_P(Layers, Slots, ::testing::ValuesIn(cases_with_copies()),
                          [](const auto& info) { return "case" + std::to_string(info.index); });
 
 TEST_P(Slots, CopyTakesAllThatALayerKeeps) {

@@ -238,6 +238,16 @@ inline std::vector<float> decode(const Case& c, Pool& pool, Route route, const I
   return o;
 }
 
+// The fp32 checkpoint behind the first tokens of a sequence that is decoded one by one,
+// conventional.
+inline std::vector<uint8_t> conventional_checkpoint(Case c, const Inputs& in, int64_t tokens) {
+  c.read_copy.reset();
+  Pool pool(c, {}, 1);
+  pool.clear(0);
+  decode(c, pool, Route::kConventional, in, 0, tokens, 1);
+  return pool.checkpoint.bytes;
+}
+
 // Half a unit of an element of a copy, of a row's largest, against the row's norm.
 inline double copy_tolerance(const Case& c) {
   if (!c.read_copy) return 0;

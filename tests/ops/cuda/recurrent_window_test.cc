@@ -41,11 +41,7 @@ TEST_P(CudaWindow, AnyFlushScheduleGivesTheConventionalState) {
   c.checkpoint = DType::kFloat32;
   const int64_t tokens = 50;
   const auto in = random_inputs(c, tokens, 2);
-  Case plain = c;
-  plain.read_copy.reset();
-  Pool conventional(plain, {}, 1);
-  conventional.clear(0);
-  decode(plain, conventional, Route::kConventional, in, 0, tokens, 1);
+  const auto want = conventional_checkpoint(c, in, tokens);
   std::mt19937 random(3);
   for (int trial = 0; trial < 6; ++trial) {
     const RingConfig ring{.buffer_len = 1 + static_cast<int32_t>(random() % 20),
@@ -62,7 +58,7 @@ TEST_P(CudaWindow, AnyFlushScheduleGivesTheConventionalState) {
       t = end;
     }
     fold(c, pool, 0);
-    EXPECT_EQ(pool.checkpoint.bytes, conventional.checkpoint.bytes)
+    EXPECT_EQ(pool.checkpoint.bytes, want)
         << name(c) << " B=" << ring.buffer_len << " " << route_name(route);
   }
 }
@@ -82,17 +78,7 @@ TEST_P(CudaWindow, RejectedTokensLeaveNoTrace) {
     for (int64_t t = 0; t < tokens;) {
       const int64_t accepted = std::min<int64_t>(random() % 5, tokens - t);
       const int64_t end = std::min(tokens, t + 4);
-      Inputs mixed = in;
-      const auto replace = [&](std::vector<float> Inputs::* x, int64_t width) {
-        if ((in.*x).empty()) return;
-        std::copy((rejected.*x).begin() + (t + accepted) * width, (rejected.*x).end(),
-                  (mixed.*x).begin() + (t + accepted) * width);
-      };
-      replace(&Inputs::v, s.heads * s.head_dim);
-      replace(&Inputs::k, s.key_heads * s.state_dim);
-      replace(&Inputs::b, s.heads);
-      replace(&Inputs::g, s.heads);
-      replace(&Inputs::gate, s.heads * s.state_dim);
+      const Inputs mixed = spliced(c, in, rejected, t + accepted);
       plain.cursors[0] = pool.cursors[0];  // the same flushes: outputs agree bit for bit
       auto got = run(c, pool, route, {{&mixed, t, end, 0, {}}})[0];
       auto want = run(c, plain, route, {{&in, t, end, 0, {}}})[0];

@@ -71,21 +71,13 @@ class Layer {
   PoolArray conv;
 };
 
-std::vector<Case> layers() {
-  std::vector<Case> list = cases();
-  constexpr DType kCopies[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kInt8};
-  for (size_t i = 0; i < list.size(); ++i)
-    if (i % 3 != 0) list[i].read_copy = kCopies[i % 4];
-  return list;
-}
-
 class CudaSlots : public ::testing::TestWithParam<Case> {
  protected:
   // Rows of inputs that 16 bytes divide, and that no word but one element does.
   Layer layer() const { return Layer(GetParam(), GetParam().shape.heads % 4 ? 37 : 4096); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Layers, CudaSlots, ::testing::ValuesIn(layers()),
+INSTANTIATE_TEST_SUITE_P(Layers, CudaSlots, ::testing::ValuesIn(cases_with_copies()),
                          [](const auto& info) { return "case" + std::to_string(info.index); });
 
 TEST_P(CudaSlots, CopyTakesAllThatALayerKeeps) {
