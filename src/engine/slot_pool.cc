@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "model/model.h"
+#include "replay/bytes.h"
 #include "replay/cursor.h"
 
 namespace replayssm {
@@ -29,8 +30,8 @@ LayerBytes layer_bytes(const ModelConfig& config, const RingConfig& ring, DType 
   const int64_t element = dtype_bytes(activation_dtype);
   const int64_t scalars = rows * shape.heads * static_cast<int64_t>(sizeof(float));
   const bool per_column = shape.family == Family::kKimiDelta;  // decays
-  return {.checkpoint = state_rows * shape.state_dim * dtype_bytes(checkpoint_dtype),
-          .read_copy = state_rows * shape.state_dim * read_bytes,
+  return {.checkpoint = checkpoint_bytes(shape, checkpoint_dtype),
+          .read_copy = state_elements(shape) * read_bytes,
           .read_scale = read_bytes == 1 ? state_rows * static_cast<int64_t>(sizeof(float)) : 0,
           .ring_v = rows * state_rows * element,
           .ring_k = rows * shape.key_heads * shape.state_dim * element,
