@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/thread_pool.h"
-#include "replayssm/types.h"
+#include "replayssm/ops.h"
 
 namespace replayssm::cpu {
 
@@ -17,8 +17,6 @@ void rms_norm(const float* x, const float* weight, int64_t rows, int64_t dim, fl
 // In place over the last dimension of x: [rows, heads, dim], tokens row_stride apart.
 void head_rms_norm(float* x, int64_t row_stride, const float* weight, int64_t rows, int64_t heads,
                    int64_t dim, float eps, ThreadPool& pool);
-
-enum class GateActivation : uint8_t { kSilu, kSigmoid };
 
 struct GatedNormParams {
   const float* x = nullptr;     // [rows, groups * group_dim]

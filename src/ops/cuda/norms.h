@@ -4,11 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "replayssm/types.h"
+#include "replayssm/ops.h"
 
 namespace replayssm::cuda {
-
-enum class GateActivation : uint8_t { kSilu, kSigmoid };
 
 // Largest group_dim.
 inline constexpr int64_t kMaxGroupDim = 8192;

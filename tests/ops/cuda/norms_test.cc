@@ -60,7 +60,7 @@ void check(const GatedCase& c, const Types& types, int64_t dim, int64_t rows, in
     p.group_dim = dim;
     p.weight_per_group = c.weight_per_group;
     p.gate_first = c.gate_first;
-    p.activation = c.sigmoid ? cuda::GateActivation::kSigmoid : cuda::GateActivation::kSilu;
+    p.activation = c.sigmoid ? GateActivation::kSigmoid : GateActivation::kSilu;
     p.eps = 1e-5f;
     p.y = y.data();
     p.x_dtype = types.x;
