@@ -17,8 +17,8 @@
 // nothing is read or written for it and its outputs are zeroed.
 //
 // One step of a model: begin (once), then per layer layer_step, or causal_conv, the gates,
-// recurrent_step and the gated norm one by one, then commit (once). A tree window is committed by compact of every layer before the commit moves the
-// cursors.
+// recurrent_step and the gated norm one by one, then commit (once). A tree window is committed by
+// compact of every layer before the commit moves the cursors.
 #pragma once
 
 #include <cstdint>

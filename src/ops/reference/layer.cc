@@ -15,7 +15,8 @@ std::vector<Values> LayerSequence::convolve(std::span<const LayerToken> window,
   std::vector<Values> y(window.size(), Values(layer_.channels));
   for (int64_t c = 0; c < layer_.channels; ++c) {
     Values weight, x;
-    for (int64_t j = 0; j < taps; ++j) weight.push_back(layer_.conv_weight[j * layer_.channels + c]);
+    for (int64_t j = 0; j < taps; ++j)
+      weight.push_back(layer_.conv_weight[j * layer_.channels + c]);
     for (const LayerToken& token : window) x.push_back(layer_.round(token.x[c]));
     const double bias = layer_.conv_bias.empty() ? 0 : layer_.conv_bias[c];
     for (size_t i = 0; i < window.size(); ++i)
@@ -46,11 +47,10 @@ Token LayerSequence::head_token(const LayerToken& token, const Values& convolved
     }
     return t;
   }
-  const Gate gate = l.family == Family::kMamba2
-                        ? mamba2_gate(token.strength[head], l.gate_bias[head], l.a[head], l.min,
-                                      l.max)
-                        : delta_gate(token.strength[head], token.decay[head], l.gate_bias[head],
-                                     l.a[head]);
+  const Gate gate =
+      l.family == Family::kMamba2
+          ? mamba2_gate(token.strength[head], l.gate_bias[head], l.a[head], l.min, l.max)
+          : delta_gate(token.strength[head], token.decay[head], l.gate_bias[head], l.a[head]);
   t.b = gate.b;
   t.g = {gate.g};
   return t;
@@ -80,8 +80,7 @@ void LayerSequence::commit(const LayerToken& token) {
   const std::vector<int32_t> alone = chain(1);
   const auto convolved = convolve({&token, 1}, alone);
   for (int64_t h = 0; h < layer_.heads; ++h) heads_[h].commit(head_token(token, convolved[0], h));
-  for (int64_t c = 0; c < layer_.channels; ++c)
-    committed_[c].push_back(layer_.round(token.x[c]));
+  for (int64_t c = 0; c < layer_.channels; ++c) committed_[c].push_back(layer_.round(token.x[c]));
 }
 
 }  // namespace replayssm::reference
