@@ -235,62 +235,6 @@ TEST(CheckParams, NamesWhatIsWrongWithTheOtherOps) {
   }
 }
 
-LayerStepParams accepted_layer(Family family) {
-  auto p = accepted<LayerStepParams>(family);
-  p.projected_dtype = DType::kBFloat16;
-  p.tokens = 2;
-  p.conv = {.channels = 192,
-            .v = 128,
-            .k = 64,
-            .x = at(0),
-            .x_stride = 200,
-            .weight = at<float>(0),
-            .inputs = at(0)};
-  p.gates = {.strength = at(2),
-             .decay = at(2),
-             .stride = 4,
-             .bias = at<float>(0),
-             .a = at<float>(0),
-             .max = 1};
-  p.gate = at(0);
-  p.gate_stride = 128;
-  p.norm = {.z = at(0), .z_stride = 64, .group_dim = 32};
-  p.y = at(0);
-  return p;
-}
-
-TEST(CheckParams, NamesWhatIsWrongWithALayer) {
-  using P = LayerStepParams;
-  for (const Family family : {Family::kMamba2, Family::kGatedDelta, Family::kKimiDelta})
-    check_params(accepted_layer(family), 16);
-  const auto message = [](Family family, auto&& change) {
-    P p = accepted_layer(family);
-    change(p);
-    return message_of([&] { check_params(p, 16); });
-  };
-  const auto m = Family::kMamba2, g = Family::kGatedDelta, k = Family::kKimiDelta;
-  EXPECT_EQ(message(m, [](P& p) { p.conv.channels = 190; }),
-            "conv.channels: expected HV V + 2 H K = 192, got 190");
-  EXPECT_EQ(message(m, [](P& p) { p.conv.v = 136; }),
-            "conv.v: expected the first of 64 of 192 channels, 16-byte aligned, got 136");
-  EXPECT_THAT(message(m, [](P& p) { p.conv.q = 4; }), HasSubstr("conv.q: expected the first of"));
-  EXPECT_EQ(message(m, [](P& p) { p.conv.x_stride = 191; }),
-            "conv.x_stride: expected at least 192, got 191");
-  EXPECT_THAT(message(m, [](P& p) { p.conv.bias = at<float>(4); }), HasSubstr("conv.bias:"));
-  EXPECT_THAT(message(m, [](P& p) { p.gates.max = -1; }), HasSubstr("gates.max:"));
-  EXPECT_THAT(message(g, [](P& p) { p.gates.decay = nullptr; }), HasSubstr("gates.decay:"));
-  EXPECT_EQ(message(k, [](P& p) { p.gates.decay = p.gates.a = nullptr; }), "no error");
-  EXPECT_THAT(message(k, [](P& p) { p.gate = nullptr; }), HasSubstr("gate: expected memory"));
-  EXPECT_THAT(message(k, [](P& p) { p.gates.stride = 3; }), HasSubstr("gates.stride:"));
-  EXPECT_EQ(message(g, [](P& p) { p.norm.group_dim = 24; }),
-            "norm.group_dim: expected a divisor of HV V = 64, got 24");
-  EXPECT_THAT(message(g, [](P& p) { p.norm.z = at(8); }), HasSubstr("norm.z: expected 16-byte"));
-  EXPECT_EQ(message(g, [](P& p) { p.projected_dtype = DType::kFloat16; }),
-            "projected_dtype: expected float32 or activation_dtype = bfloat16, got float16");
-  EXPECT_THAT(message(g, [](P& p) { p.y = nullptr; }), HasSubstr("y: expected memory"));
-  EXPECT_EQ(message(g, [](P& p) { p.tokens = 0, p.y = nullptr, p.norm.z = nullptr; }), "no error");
-}
-
 // A batch of three sequences (one of them padding) in a pool of four slots.
 struct Arrays {
   std::array<int32_t, 4> query_start = {0, 2, 3, 5};
