@@ -30,6 +30,10 @@ __device__ inline void copy_async_16(void* shared, const void* global) {
                : "memory");
 }
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Asks for the memory around `global`.
+__device__ inline void prefetch_line(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
 // All but the newest kGroups groups of this thread are here.
 template <int kGroups>
 __device__ inline void copy_async_wait_but() {

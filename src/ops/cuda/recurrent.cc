@@ -63,36 +63,7 @@ void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, dim3 
   });
 }
 
-void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_all,
-            const int32_t* target_slot, cudaStream_t stream) {
-  const auto& s = p.shape;
-  REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
-                      s.head_dim % (config.slices * kPassRows) == 0 &&
-                      (config.heads == 1 || config.slices == 1) &&
-                      std::has_single_bit(unsigned(config.warps)) && config.warps <= kMaxWarps,
-                  to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
-  if (p.batch.sequences == 0) return;
-  StepLaunch launch;
-  launch.config = config;
-  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config);
-  launch.heads = static_cast<int>(s.heads);
-  launch.key_heads = static_cast<int>(s.key_heads);
-  launch.head_dim = static_cast<int>(s.head_dim);
-  launch.slice_rows = launch.head_dim / config.slices;
-  launch.head_passes = launch.slice_rows / kPassRows;
-  launch.passes = FastDivide(launch.head_passes);
-  launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
-  launch.ring_rows = FastDivide(launch.layout.rows);
-  launch.fold_all = fold_all;
-  launch.target_slot = target_slot;
-  const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
-                  static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
-  switch (s.family) {
-    case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, grid, stream);
-    case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, grid, stream);
-    case Family::kKimiDelta: return launch_family<Family::kKimiDelta>(p, launch, grid, stream);
-  }
-}
+}  // namespace
 
 // Rows of ring and window must fit into a block's shared memory.
 LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) {
@@ -107,17 +78,46 @@ LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) 
   return config;
 }
 
-}  // namespace
+void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaunch launch,
+              cudaStream_t stream) {
+  check_step(p);
+  const auto& s = p.shape;
+  REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
+                      s.head_dim % (config.slices * kPassRows) == 0 &&
+                      (config.heads == 1 || config.slices == 1) &&
+                      std::has_single_bit(unsigned(config.warps)) && config.warps <= kMaxWarps,
+                  to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
+  if (p.batch.sequences == 0) return;
+  launch.config = config;
+  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config);
+  launch.heads = static_cast<int>(s.heads);
+  launch.key_heads = static_cast<int>(s.key_heads);
+  launch.head_dim = static_cast<int>(s.head_dim);
+  launch.slice_rows = launch.head_dim / config.slices;
+  launch.head_passes = launch.slice_rows / kPassRows;
+  launch.passes = FastDivide(launch.head_passes);
+  launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
+  launch.ring_rows = FastDivide(launch.layout.rows);
+  if (launch.conv.x) {
+    launch.conv_units =
+        FastDivide((launch.layout.columns + 2 * static_cast<int>(s.state_dim)) / kConvUnit);
+  }
+  const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
+                  static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
+  switch (s.family) {
+    case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, grid, stream);
+    case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, grid, stream);
+    case Family::kKimiDelta: return launch_family<Family::kKimiDelta>(p, launch, grid, stream);
+  }
+}
 
 void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
                     cudaStream_t stream) {
-  check_step(params);
-  launch(params, config, false, nullptr, stream);
+  run_step(params, config, {}, stream);
 }
 
 void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream) {
-  check_step(params);
-  launch(params, fitting_launch(params, device), false, nullptr, stream);
+  run_step(params, fitting_launch(params, device), {}, stream);
 }
 
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream) {
@@ -127,8 +127,10 @@ void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cud
   step.state = params.state;
   step.channel_gate = params.channel_gate;
   step.rounding = params.rounding;
-  check_step(step);
-  launch(step, fitting_launch(step, device), true, params.target_slot, stream);
+  StepLaunch launch;
+  launch.fold_all = true;
+  launch.target_slot = params.target_slot;
+  run_step(step, fitting_launch(step, device), launch, stream);
 }
 
 }  // namespace replayssm::cuda

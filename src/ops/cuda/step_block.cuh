@@ -13,11 +13,13 @@ namespace replayssm::cuda {
 struct BlockPlace {
   int head, row;  // its first head, and the first of its rows within that head
   int key_head;
+  bool leads_key;             // the first of its key head's
   bool owns_key, owns_gates;  // it appends the window's keys, its gates
   int slot, target, token, window;
   int64_t ring_row;   // the slot's first physical row
   int ring_first;     // row 0, counted from there
   int history, rows;  // ring rows; with the window
+  int conv_first;     // where the window's first input goes among the slot's, of a fused step
   bool copies;        // goes to another slot even where there is nothing to fold
   int stored;         // the first rows: their effect goes into the checkpoint
   int replayed;       // the first rows: the recurrence runs over them
@@ -57,8 +59,9 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
       launch.fold_all ? 0 : min(p.batch.query_start[sequence + 1] - b.token, launch.layout.window);
   b.target = launch.target_slot ? launch.target_slot[sequence] : b.slot;
   const bool keeps = !launch.fold_all && p.route != Route::kConventional;
+  b.leads_key = blockIdx.z == 0 && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
   b.owns_gates = keeps && blockIdx.z == 0;
-  b.owns_key = b.owns_gates && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
+  b.owns_key = keeps && b.leads_key;
   if (b.slot < 0) return b;
   b.copies = launch.fold_all && b.target != b.slot && b.target >= 0;
   const Cursor cursor = current_cursor(p.batch.cursors + b.slot);
@@ -66,6 +69,10 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   b.ring_first = static_cast<int>(launch.ring_rows.modulo64(cursor.ring_start - cursor.fold_count));
   b.history = min(max(cursor.fold_count + cursor.ring_count, 0), launch.layout.rows - b.window);
   b.rows = b.history + b.window;
+  if (launch.conv.x) {
+    b.conv_first =
+        static_cast<int>(launch.conv_rows.modulo64(cursor.ring_start + cursor.ring_count));
+  }
   const bool conventional = p.route == Route::kConventional;
   b.reads_after = conventional || (p.route == Route::kStateAndOutput && !p.batch.parent);
   b.stored = launch.fold_all ? b.history

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/step_block.cuh"
+#include "ops/cuda/step_front.cuh"
 #include "ops/cuda/step_gates.cuh"
 
 namespace replayssm::cuda {
@@ -18,6 +19,7 @@ class RowFetch {
         launch_(launch),
         b_(b),
         shared_(shared),
+        front_(p, launch, b, shared),
         ring_k_(static_cast<Act*>(p.state.ring_k) +
                 (b.ring_row * launch.key_heads + b.key_head) * kState),
         ring_v_(static_cast<Act*>(p.state.ring_v) +
@@ -43,37 +45,27 @@ class RowFetch {
     if constexpr (kFamily == Family::kKimiDelta) form_decays(0, b_.history);
   }
 
-  // Waits for the kernel before. The first threads take a row's values, the last ones its keys and
-  // queries.
+  // Waits for the kernel before.
   __device__ void fetch_window() const {
-    wait_for_predecessor();
-    const int lane = threadIdx.x * kElems, back = (blockDim.x - 1 - threadIdx.x) * kElems;
-#pragma unroll 1
-    for (int i = 0; i < b_.window; ++i) {
-      const int j = b_.history + i;
-      const Act* const v = input(p_.v, p_.v_stride, i, b_.head * launch_.head_dim + b_.row);
-#pragma unroll 1
-      for (int at = lane; at < launch_.layout.columns; at += blockDim.x * kElems)
-        move(shared_.value(j) + at, v + at);
-      if (back < kState) {
-        const int at = b_.key_head * kState + back;
-        move(shared_.key(j) + back, input(p_.k, p_.k_stride, i, at));
-        move(shared_.query(i) + back, input(p_.q, p_.q_stride, i, at));
-      }
+    if (launch_.conv.x) {
+      front_.prefetch();
+      wait_for_predecessor();
+      front_.convolve();
+    } else {
+      wait_for_predecessor();
+      copy_window();
     }
     if constexpr (kFamily == Family::kKimiDelta) form_decays(b_.history, b_.rows);
   }
 
   // Write strength and log decay of row j of a head.
-  struct Gates {
-    float b = 0, g = 0;
-  };
-  __device__ Gates gates(int head, int j) const {
+  __device__ StepGates gates(int head, int j) const {
     constexpr bool kScalar = kFamily != Family::kKimiDelta;
     if (j < b_.history) {
       const int64_t at = ring_index(head, j);
       return {p_.state.ring_b[at], kScalar ? p_.state.ring_g[at] : 0.0f};
     }
+    if (launch_.conv.x) return front_.gates(head, j - b_.history);
     const int64_t at =
         static_cast<int64_t>(b_.token + j - b_.history) * launch_.heads + b_.head + head;
     return {p_.b[at], kScalar ? p_.g[at] : 0.0f};
@@ -88,7 +80,7 @@ class RowFetch {
       if (b_.owns_key) copy(ring_key(j), shared_.key(j), kState);
       if (!b_.owns_gates) continue;
       for (int head = threadIdx.x; head < launch_.config.heads; head += blockDim.x) {
-        const Gates g = gates(head, j);
+        const StepGates g = gates(head, j);
         p_.state.ring_b[ring_index(head, j)] = g.b;
         if constexpr (kFamily != Family::kKimiDelta) p_.state.ring_g[ring_index(head, j)] = g.g;
       }
@@ -118,6 +110,24 @@ class RowFetch {
   }
   __device__ static void move(Act* to, const Act* from) {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  }
+
+  // The first threads take a row's values, the last ones its keys and queries.
+  __device__ void copy_window() const {
+    const int lane = threadIdx.x * kElems, back = (blockDim.x - 1 - threadIdx.x) * kElems;
+#pragma unroll 1
+    for (int i = 0; i < b_.window; ++i) {
+      const int j = b_.history + i;
+      const Act* const v = input(p_.v, p_.v_stride, i, b_.head * launch_.head_dim + b_.row);
+#pragma unroll 1
+      for (int at = lane; at < launch_.layout.columns; at += blockDim.x * kElems)
+        move(shared_.value(j) + at, v + at);
+      if (back < kState) {
+        const int at = b_.key_head * kState + back;
+        move(shared_.key(j) + back, input(p_.k, p_.k_stride, i, at));
+        move(shared_.query(i) + back, input(p_.q, p_.q_stride, i, at));
+      }
+    }
   }
 
   // Kimi Delta's decays of rows [begin, end): a warp per row of a head, four columns a lane.
@@ -158,6 +168,7 @@ class RowFetch {
   const StepLaunch& launch_;
   const BlockPlace& b_;
   const Shared& shared_;
+  const LayerFront<kFamily, Act, kState> front_;
   // Of the slot's first physical row.
   Act *const ring_k_, *const ring_v_;
   const int64_t ring_gates_;

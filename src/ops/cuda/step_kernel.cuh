@@ -12,6 +12,7 @@
 #pragma once
 
 #include "ops/cuda/activations.cuh"
+#include "ops/cuda/step_back.cuh"
 #include "ops/cuda/step_fetch.cuh"
 #include "ops/cuda/step_head.cuh"
 #include "ops/cuda/step_replay.cuh"
@@ -339,7 +340,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   // From here on it lies in shared memory: registers are for states.
   const Step step(p, launch, place, shared, begin, end);
   step.run(stream);
-  step.template store_outputs<false>();
+  if (launch.norm.z) {
+    __syncthreads();
+    norm_heads(p, launch, place, shared);
+  } else {
+    step.template store_outputs<false>();
+  }
   typename Step::Fetch(p, launch, place, shared).append();
 }
 
