@@ -73,11 +73,13 @@ struct LayerWindow {
 };
 
 // The arrays of one call on the host. Tokens lie apart by strides that are larger than a token,
-// with NaN in between; one token more than windows have lies in front of them and one behind.
+// with NaN in between; one token more than windows have lies in front of them and one or more
+// behind.
 class LayerCall {
  public:
-  LayerCall(const LayerCase& c, const std::vector<LayerWindow>& windows)
-      : constants(c), case_(c), query_start{1} {
+  // capacity: rows that x, y and the like have at least.
+  LayerCall(const LayerCase& c, const std::vector<LayerWindow>& windows, int64_t capacity = 0)
+      : constants(c), case_(c) {
     bool trees = false;
     for (const LayerWindow& w : windows) {
       query_start.push_back(query_start.back() + static_cast<int32_t>(w.tokens()));
@@ -90,16 +92,15 @@ class LayerCall {
         for (int64_t i = 0; i < w.tokens(); ++i)
           parent.push_back(w.parent.empty() ? static_cast<int32_t>(i) - 1 : w.parent[i]);
     }
+    tokens_ = std::max<int64_t>(capacity, query_start.back() + 1);
     const auto& s = c.base.shape;
     pack(x, windows, &LayerInputs::x, c.channels(), c.projected);
     pack(strength, windows, &LayerInputs::strength, s.heads, c.projected);
     pack(decay, windows, &LayerInputs::decay, s.heads, c.projected);
     pack(gate, windows, &LayerInputs::gate, s.heads * s.state_dim, c.base.activation);
     pack(z, windows, &LayerInputs::z, c.values(), c.projected);
-    y.assign(tokens() * c.values() * dtype_bytes(c.base.output), 0xff);
+    y.assign(tokens_ * c.values() * dtype_bytes(c.base.output), 0xff);
   }
-
-  int64_t tokens() const { return query_start.back() + 1; }
 
   // place(vector) gives the memory that the backend sees of an array; the pool's is given.
   template <class Place>
@@ -110,7 +111,7 @@ class LayerCall {
     p.shape = s;
     p.batch = {std::ssize(slot), place(query_start), place(slot), cursors, ring, place(parent)};
     p.state = state;
-    p.tokens = tokens();
+    p.tokens = tokens_;
     p.projected_dtype = case_.projected;
     p.conv = {.channels = case_.channels(),
               .v = first_value(case_),
@@ -152,7 +153,7 @@ class LayerCall {
   std::vector<std::vector<float>> outputs(const std::vector<uint8_t>& bytes) const {
     const int64_t width = case_.values(), row = width * dtype_bytes(case_.base.output);
     EXPECT_TRUE(std::all_of(bytes.begin(), bytes.begin() + row, untouched));
-    EXPECT_TRUE(std::all_of(bytes.end() - row, bytes.end(), untouched));
+    EXPECT_TRUE(std::all_of(bytes.begin() + query_start.back() * row, bytes.end(), untouched));
     std::vector<std::vector<float>> all;
     for (size_t w = 0; w + 1 < query_start.size(); ++w) {
       std::vector<float> out((query_start[w + 1] - query_start[w]) * width);
@@ -166,6 +167,7 @@ class LayerCall {
   }
 
   LayerConstants constants;
+  std::vector<int32_t> query_start{1}, slot, parent;
   std::vector<uint8_t> x, strength, decay, gate, z, y;
 
  private:
@@ -175,7 +177,7 @@ class LayerCall {
   void pack(std::vector<uint8_t>& to, const std::vector<LayerWindow>& windows,
             std::vector<float> LayerInputs::* from, int64_t width, DType dtype) const {
     dispatch_float(dtype, [&]<class T>() {
-      to.assign(tokens() * (width + kGap) * sizeof(T), 0xff);
+      to.assign(tokens_ * (width + kGap) * sizeof(T), 0xff);
       T* row = reinterpret_cast<T*>(to.data()) + width + kGap;
       for (const LayerWindow& w : windows) {
         for (int64_t t = w.begin; t < w.end; ++t, row += width + kGap) {
@@ -189,9 +191,7 @@ class LayerCall {
   }
 
   LayerCase case_;
-
- public:
-  std::vector<int32_t> query_start, slot, parent;
+  int64_t tokens_ = 0;
 };
 
 // Decodes 40 tokens by random windows of which random paths are accepted, and compares every output
