@@ -68,6 +68,20 @@ bool norms_in_block(const LayerStepParams& p, const LaunchConfig& config) {
   return config.slices == 1 && p.norm.group_dim == p.shape.head_dim && p.norm.group_dim <= 256;
 }
 
+// A launch for each op.
+void run_ops(const LayerStepParams& p, const LayerWorkspace& w, const LaunchConfig& config,
+             cudaStream_t stream) {
+  causal_conv(conv_part(p, w), 0, stream);
+  form_gates(p, w, stream);
+  recurrent_step(recurrent_part(p, w), config, stream);
+  norm_outputs(p, w.o, stream);
+}
+
+LaunchConfig config_of(const LayerStepParams& p, const Device& device) {
+  check_params(p, 16);
+  return fitting_launch(recurrent_part(p, LayerWorkspace(p)), device);
+}
+
 }  // namespace
 
 int64_t layer_workspace_bytes(const LayerStepParams& params) {
@@ -80,6 +94,7 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
   const LayerWorkspace w(p, workspace);
   RecurrentStepParams step = recurrent_part(p, w);
   if (p.batch.sequences == 0 || p.tokens == 0) return;
+  if (p.batch.ring.conv_kernel > kFusedTaps) return run_ops(p, w, config, stream);
   StepLaunch launch;
   launch.projected = p.projected_dtype;
   launch.conv = p.conv;
@@ -99,20 +114,14 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
 
 void layer_step(const LayerStepParams& p, void* workspace, const Device& device,
                 cudaStream_t stream) {
-  check_params(p, 16);
-  const RecurrentStepParams step = recurrent_part(p, LayerWorkspace(p, workspace));
-  layer_step(p, workspace, fitting_launch(step, device), stream);
+  layer_step(p, workspace, config_of(p, device), stream);
 }
 
 void layer_step_unfused(const LayerStepParams& p, void* workspace, const Device& device,
                         cudaStream_t stream) {
-  check_params(p, 16);
-  const LayerWorkspace w(p, workspace);
+  const LaunchConfig config = config_of(p, device);
   if (p.batch.sequences == 0 || p.tokens == 0) return;
-  causal_conv(conv_part(p, w), 0, stream);
-  form_gates(p, w, stream);
-  recurrent_step(recurrent_part(p, w), device, stream);
-  norm_outputs(p, w.o, stream);
+  run_ops(p, LayerWorkspace(p, workspace), config, stream);
 }
 
 }  // namespace replayssm::cuda

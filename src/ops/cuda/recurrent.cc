@@ -99,8 +99,7 @@ void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaun
   launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
   launch.ring_rows = FastDivide(launch.layout.rows);
   if (launch.conv.x) {
-    launch.conv_units =
-        FastDivide((launch.layout.columns + 2 * static_cast<int>(s.state_dim)) / kConvUnit);
+    launch.conv_units = (launch.layout.columns + 2 * static_cast<int>(s.state_dim)) / kConvUnit;
   }
   const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
                   static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));

@@ -48,8 +48,6 @@ class RowFetch {
   // Waits for the kernel before.
   __device__ void fetch_window() const {
     if (launch_.conv.x) {
-      front_.prefetch();
-      wait_for_predecessor();
       front_.convolve();
     } else {
       wait_for_predecessor();

@@ -22,37 +22,27 @@ class LayerFront {
                         const Shared& shared)
       : p_(p), launch_(launch), b_(b), shared_(shared) {}
 
-  // Brings to the second-level cache what the kernel before does not write.
-  __device__ void prefetch() const {
-    const LayerConv& conv = launch_.conv;
-#pragma unroll 1
-    for (int n = threadIdx.x; n < units(); n += blockDim.x) {
-      const int channel = unit(n, 0).channel;
-      if (conv.bias) prefetch_line(conv.bias + channel);
-      prefetch_line(conv.weight + channel);
-#pragma unroll 1
-      for (int j = 1; j < taps(); ++j) {
-        prefetch_line(conv.weight + j * conv.channels + channel);
-        prefetch_line(kept(-j, channel));
-      }
-    }
+  // All threads of the block call: values, keys and queries of the window to shared memory. Waits
+  // for the kernel before as soon as what that one does not write is on its way.
+  __device__ void convolve() const {
     if (kFamily != Family::kKimiDelta && threadIdx.x == 0) {
       prefetch_line(launch_.gates.bias + b_.head);
       prefetch_line(launch_.gates.a + b_.head);
     }
-  }
-
-  // All threads of the block call: values, keys and queries of the window to shared memory.
-  __device__ void convolve() const {
-    const int all = units(), count = all * b_.window;
+    bool waited = false;
 #pragma unroll 1
-    for (int n = threadIdx.x; n < count; n += blockDim.x) {
-      const int i = launch_.conv_units.divide(n);
-      const Unit u = unit(n - i * all, i);
+    for (int n = threadIdx.x; n < launch_.conv_units || !waited; n += blockDim.x) {
+      const bool exists = n < launch_.conv_units;
+      const Unit u = unit(n);
+      Taps taps;
+      if (exists) load(u, taps);
+      if (!waited) wait_for_predecessor();
+      waited = true;
+      if (!exists) continue;
       if (launch_.projected == DType::kFloat32) {
-        convolve<float>(i, u);
+        convolve<float>(u, taps);
       } else {
-        convolve<Act>(i, u);
+        convolve<Act>(u, taps);
       }
     }
   }
@@ -73,111 +63,120 @@ class LayerFront {
   }
 
  private:
-  static constexpr int kElems = kConvUnit;
-  static constexpr int kTaps = 4;  // whose inputs are on their way together
+  static constexpr int kElems = kConvUnit, kTaps = kFusedTaps, kLast = kTaps - 1;
 
-  // Some channels of token i of the window.
+  // Some channels, and where they go.
   struct Unit {
     int channel;
-    Act* to;
+    Act* to;      // of the window's first token
+    int stride;   // to the next token's
     bool stores;  // this block stores their inputs
   };
-  __device__ Unit unit(int n, int i) const {
+  __device__ Unit unit(int n) const {
     const LayerConv& conv = launch_.conv;
     int at = n * kElems;
     if (at < launch_.layout.columns)
       return {int(conv.v) + b_.head * launch_.head_dim + b_.row + at,
-              shared_.value(b_.history + i) + at, true};
+              shared_.value(b_.history) + at, launch_.layout.columns, true};
     at -= launch_.layout.columns;
-    if (at < kState)
-      return {int(conv.k) + b_.key_head * kState + at, shared_.key(b_.history + i) + at,
-              b_.leads_key};
-    at -= kState;
-    return {int(conv.q) + b_.key_head * kState + at, shared_.query(i) + at, b_.leads_key};
+    const bool query = at >= kState;
+    if (query) at -= kState;
+    return {int(query ? conv.q : conv.k) + b_.key_head * kState + at,
+            (query ? shared_.query(0) : shared_.key(b_.history)) + at, kState, b_.leads_key};
   }
-  __device__ int units() const { return static_cast<int>(launch_.conv_units.divisor); }
-  __device__ int taps() const { return p_.batch.ring.conv_kernel; }
+
+  // kElems inputs.
+  struct Run {
+    Word<kElems* int(sizeof(Act))> word;
+
+    __device__ void unpack(float (&x)[kElems]) const {
+#pragma unroll
+      for (int w = 0; w < kElems * int(sizeof(Act)) / 4; ++w)
+        widen<Act>(reinterpret_cast<const uint32_t*>(&word)[w], x + w * (4 / sizeof(Act)));
+    }
+  };
+
+  // What no kernel of the step writes: weights, bias, the inputs before the window.
+  struct Taps {
+    float weight[kTaps][kElems], bias[kElems];
+    Run in[kTaps];
+  };
+  __device__ int missing() const { return kTaps - p_.batch.ring.conv_kernel; }
+  __device__ void load(const Unit& u, Taps& taps) const {
+    const LayerConv& conv = launch_.conv;
+    const float* weight = conv.weight + u.channel;
+#pragma unroll
+    for (int j = 0; j < kTaps; ++j) {
+      if (j < missing()) continue;
+      load_constants<kElems>(weight, taps.weight[j]);
+      weight += conv.channels;
+      if (j < kLast) taps.in[j] = *kept(j - kLast, u.channel);
+    }
+#pragma unroll
+    for (int e = 0; e < kElems; ++e) taps.bias[e] = 0;
+    if (conv.bias) load_constants<kElems>(conv.bias + u.channel, taps.bias);
+  }
 
   // The input of the token `row` of the window; below 0: behind the last committed one.
-  __device__ Act* kept(int row, int channel) const {
+  __device__ Run* kept(int row, int channel) const {
     const int rows = static_cast<int>(launch_.conv_rows.divisor);
     int at = b_.conv_first + row;
     at += at < 0 ? rows : at < rows ? 0 : -rows;
-    return static_cast<Act*>(launch_.conv.inputs) +
-           (static_cast<int64_t>(b_.slot) * rows + at) * launch_.conv.channels + channel;
+    return reinterpret_cast<Run*>(
+        static_cast<Act*>(launch_.conv.inputs) +
+        (static_cast<int64_t>(b_.slot) * rows + at) * launch_.conv.channels + channel);
   }
-  // So many generations before token i.
-  __device__ int ancestor(int i, int generations) const {
-    if (!p_.batch.parent) return i - generations;
-    for (; generations > 0; --generations) i = i >= 0 ? p_.batch.parent[b_.token + i] : i - 1;
-    return i;
+  // Rounded to the activation type. X: the projection's.
+  template <class X>
+  __device__ Run fresh(int i, int channel) const {
+    const X* const from =
+        static_cast<const X*>(launch_.conv.x) + (b_.token + i) * launch_.conv.x_stride + channel;
+    if constexpr (std::is_same_v<X, Act>) return *reinterpret_cast<const Run*>(from);
+    Run run;
+    float x[kElems];
+    load_elements<X, kElems>(from, x);
+    store_elements<Act, kElems>(&run, x);
+    return run;
   }
 
-  // As causal_conv adds up. X: the projection's type.
+  // As causal_conv adds up.
   template <class X>
-  __device__ void convolve(int i, const Unit& u) const {
-    const LayerConv& conv = launch_.conv;
-    float sum[kElems] = {}, x[kElems];
-    if (conv.bias) load_constants<kElems>(conv.bias + u.channel, sum);
+  __device__ void convolve(const Unit& u, Taps& taps) const {
+    Run(&in)[kTaps] = taps.in;
+    Run next = fresh<X>(0, u.channel);
+    Act* to = u.to;
 #pragma unroll 1
-    for (int first = 0; first < taps(); first += kTaps) {
-      Input<X> in[kTaps];
-      float weight[kTaps][kElems];
+    for (int i = 0; i < b_.window; ++i, to += u.stride) {
+      in[kLast] = next;
+      if (i + 1 < b_.window) next = fresh<X>(i + 1, u.channel);
+      if (p_.batch.parent) load_ancestors<X>(i, u.channel, in);
+      float y[kElems];
+#pragma unroll
+      for (int e = 0; e < kElems; ++e) y[e] = taps.bias[e];
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) {
-        if (first + j >= taps()) break;
-        load(ancestor(i, taps() - 1 - first - j), u.channel, in[j]);
-        load_constants<kElems>(conv.weight + (first + j) * conv.channels + u.channel, weight[j]);
-      }
-#pragma unroll
-      for (int j = 0; j < kTaps; ++j) {
-        if (first + j >= taps()) break;
+        if (j < missing()) continue;
+        float x[kElems];
         in[j].unpack(x);
 #pragma unroll
-        for (int e = 0; e < kElems; ++e) sum[e] = fmaf(weight[j][e], x[e], sum[e]);
+        for (int e = 0; e < kElems; ++e) y[e] = fmaf(taps.weight[j][e], x[e], y[e]);
       }
+#pragma unroll
+      for (int e = 0; e < kElems; ++e) y[e] = silu(y[e]);
+      store_elements<Act, kElems>(to, y);
+      if (u.stores) *kept(i, u.channel) = in[kLast];
+#pragma unroll
+      for (int j = 0; j < kLast; ++j) in[j] = in[j + 1];
     }
-    if (u.stores) store_run<Act, kElems>(kept(i, u.channel), x);
-#pragma unroll
-    for (int e = 0; e < kElems; ++e) sum[e] = silu(sum[e]);
-    store_run<Act, kElems>(u.to, sum);
   }
-
-  // Inputs as they came: of the projection, or kept.
+  // Token i of a tree: the taps before its own are its nearest ancestors, then what is kept.
   template <class X>
-  struct Input {
-    alignas(16) uint32_t words[sizeof(X) * kElems / 4];
-    bool fresh;
-
-    // Rounded to the activation type.
-    __device__ void unpack(float (&x)[kElems]) const {
-      if (std::is_same_v<X, Act> || !fresh) {
+  __device__ void load_ancestors(int i, int channel, Run (&in)[kTaps]) const {
 #pragma unroll
-        for (int w = 0; w < kElems * int(sizeof(Act)) / 4; ++w)
-          widen<Act>(words[w], x + w * (4 / sizeof(Act)));
-      } else {
-#pragma unroll
-        for (int e = 0; e < kElems; ++e)
-          x[e] = to_float(from_float<Act>(__uint_as_float(words[e])));
-      }
-    }
-  };
-  template <class T>
-  __device__ static void load_words(const T* from, uint32_t* words) {
-    using W = Word<kElems* int(sizeof(T))>;
-    *reinterpret_cast<W*>(words) = *reinterpret_cast<const W*>(from);
-  }
-  template <class X>
-  __device__ void load(int row, int channel, Input<X>& in) const {
-    in.fresh = row >= 0;
-    const X* const fresh =
-        static_cast<const X*>(launch_.conv.x) + (b_.token + row) * launch_.conv.x_stride + channel;
-    if constexpr (std::is_same_v<X, Act>) {
-      load_words(in.fresh ? fresh : kept(row, channel), in.words);
-    } else if (in.fresh) {
-      load_words(fresh, in.words);
-    } else {
-      load_words(kept(row, channel), in.words);
+    for (int j = kLast - 1; j >= 0; --j) {
+      if (j < missing()) break;
+      i = i >= 0 ? p_.batch.parent[b_.token + i] : i - 1;
+      in[j] = i >= 0 ? fresh<X>(i, channel) : *kept(i, channel);
     }
   }
 

@@ -24,8 +24,9 @@ struct StepLaunch {
   LayerConv conv;
   ScalarGates gates;
   OutputNorm norm;
-  FastDivide conv_rows, conv_units;  // by the rows of a slot's inputs, units of a token in a block
-  int norm_team = 0;                 // threads of a head
+  FastDivide conv_rows;  // by the rows of a slot's inputs
+  int conv_units = 0;    // of kConvUnit channels that a block convolves
+  int norm_team = 0;     // threads of a head
 };
 
 // How a step is cut into blocks whose rows of ring and window fit into shared memory.

@@ -26,8 +26,8 @@ inline constexpr int kMaxWindow = 16;
 // Rows of a state that a warp takes at once: a pass.
 inline constexpr int kPassRows = 8;
 
-// Channels that a thread convolves at once.
-inline constexpr int kConvUnit = 4;
+// Channels that a thread of a fused step convolves at once, and the most taps of its convolution.
+inline constexpr int kConvUnit = 4, kFusedTaps = 4;
 
 // Words of 16 bytes that a lane has in flight: so many groups of so many.
 inline constexpr int kGroupWords = 8, kGroupsInFlight = 2;
