@@ -91,11 +91,10 @@ void check_norm(const GatedNormParams& p) {
 void gated_rms_norm(const GatedNormParams& p, cudaStream_t stream) {
   check_norm(p);
   if (p.rows == 0) return;
-  constexpr int kVec = 8;
-  const bool vectors = p.group_dim % kVec == 0 && rows_aligned(p.x) && rows_aligned(p.y) &&
+  const bool vectors = p.group_dim % kNormRun == 0 && rows_aligned(p.x) && rows_aligned(p.y) &&
                        rows_aligned(p.gate, p.gate_stride * dtype_bytes(p.gate_dtype)) &&
                        rows_aligned(p.weight);
-  if (vectors) return launch_norm<kVec, kMaxGroupDim / kVec / kMaxThreads>(p, stream);
+  if (vectors) return launch_norm<kNormRun, kMaxGroupDim / kNormRun / kMaxThreads>(p, stream);
   launch_norm<1, kMaxGroupDim / kMaxThreads>(p, stream);
 }
 

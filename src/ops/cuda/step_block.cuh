@@ -139,8 +139,9 @@ class BlockShared {
   __device__ float* row_scales() const { return floats(layout_.row_scales); }
   __device__ float* outputs(int i) const { return floats(layout_.outputs) + i * layout_.columns; }
   // A lane's words in flight: those of a warp's lanes lie side by side.
+  __device__ char* stream_of_warps() const { return memory_ + layout_.stream; }
   __device__ char* stream() const {
-    return memory_ + layout_.stream + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16) +
+    return stream_of_warps() + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16) +
            threadIdx.x % 32 * 16;
   }
 

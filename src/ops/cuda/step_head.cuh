@@ -31,7 +31,7 @@ class BlockHeads {
   // Brings gates to shared memory, a warp per head, a lane per row; a barrier must follow.
   __device__ void store_gates(const Fetch& fetch) const {
 #pragma unroll 1
-    for (int head = warp_; head < heads_; head += warps_)
+    for (int head = warps_ - 1 - warp_; head < heads_; head += warps_)
 #pragma unroll 1
       for (int j = lane_; j < b_.rows; j += 32) {
         const auto gates = fetch.gates(head, j);

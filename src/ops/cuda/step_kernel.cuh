@@ -37,6 +37,7 @@ class BlockStep {
   static constexpr bool kTiles = !std::is_same_v<Source, float>;
   using Shared = BlockShared<kFamily, Act, kState>;
   using Fetch = RowFetch<kFamily, Act, kState>;
+  using Back = LayerBack<kFamily, Act, kState>;
   using Heads = BlockHeads<kFamily, Act, std::conditional_t<kTiles, Source, void>, kState, kMany>;
   using ReadGroup = Group<Source, kState, kTiles ? Access::kTiles : Access::kRows>;
   template <class S>
@@ -341,8 +342,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   const Step step(p, launch, place, shared, begin, end);
   step.run(stream);
   if (launch.norm.z) {
-    __syncthreads();
-    norm_heads(p, launch, place, shared);
+    typename Step::Back(p, launch, place, shared).run();
   } else {
     step.template store_outputs<false>();
   }

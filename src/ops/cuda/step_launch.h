@@ -26,7 +26,10 @@ struct StepLaunch {
   OutputNorm norm;
   FastDivide conv_rows;  // by the rows of a slot's inputs
   int conv_units = 0;    // of kConvUnit channels that a block convolves
-  int norm_team = 0;     // threads of a head
+  int norm_team = 0;     // threads whose sums are those of a group of the norm
+  // That have a group of the norm together and see each other's shared memory; 1: a block has whole
+  // groups.
+  int cluster_blocks = 1;
 };
 
 // How a step is cut into blocks whose rows of ring and window fit into shared memory.

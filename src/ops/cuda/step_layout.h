@@ -20,6 +20,9 @@ struct LaunchConfig {
 
 inline constexpr int kMaxWarps = 4;
 
+// Most blocks of a cluster.
+inline constexpr int kMaxCluster = 16;
+
 // Most tokens of a window.
 inline constexpr int kMaxWindow = 16;
 

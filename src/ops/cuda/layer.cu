@@ -4,6 +4,7 @@
 
 #include "ops/check_params.h"
 #include "ops/cuda/conv.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/gates.h"
 #include "ops/cuda/norms.h"
 #include "ops/cuda/recurrent.h"
@@ -63,9 +64,15 @@ void norm_outputs(const LayerStepParams& p, const float* o, cudaStream_t stream)
                  stream);
 }
 
-// A block has whole groups of the norm, each of which a part of a warp can take.
-bool norms_in_block(const LayerStepParams& p, const LaunchConfig& config) {
-  return config.slices == 1 && p.norm.group_dim == p.shape.head_dim && p.norm.group_dim <= 256;
+// Blocks that have a group of the norm together; 1: a block has whole groups; 0: neither.
+int blocks_of_group(const LayerStepParams& p, const LaunchConfig& config) {
+  const int64_t columns = p.shape.head_dim * config.heads / config.slices;
+  const int64_t group = p.norm.group_dim;
+  if (columns % kNormRun != 0) return 0;
+  if (columns % group == 0) return group <= 32 * kNormRun && group % kNormRun == 0 ? 1 : 0;
+  const auto blocks = static_cast<int>(group / columns);
+  const bool whole = group % columns == 0 && blocks % config.slices == 0;
+  return whole && blocks <= kMaxCluster && has_dependent_launch("layer_step") ? blocks : 0;
 }
 
 // A launch for each op.
@@ -80,6 +87,15 @@ void run_ops(const LayerStepParams& p, const LayerWorkspace& w, const LaunchConf
 LaunchConfig config_of(const LayerStepParams& p, const Device& device) {
   check_params(p, 16);
   return fitting_launch(recurrent_part(p, LayerWorkspace(p)), device);
+}
+
+// That of the recurrence, but with fewer slices where a group of the norm then fits into a cluster.
+LaunchConfig fused_config(const LayerStepParams& p, const Device& device) {
+  const LaunchConfig config = config_of(p, device);
+  const StepDescription step = describe(recurrent_part(p, LayerWorkspace(p)));
+  for (LaunchConfig fewer = config; fewer.slices >= 1; fewer.slices /= 2)
+    if (blocks_of_group(p, fewer) > 0 && fits(step, fewer, device)) return fewer;
+  return config;
 }
 
 }  // namespace
@@ -101,20 +117,21 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
   launch.gates = p.gates;
   launch.conv_rows = FastDivide(
       static_cast<uint32_t>(conv_rows(p.batch.ring.conv_kernel, p.batch.ring.max_window)));
-  const bool in_block = norms_in_block(p, config);
-  if (in_block) {
+  const int blocks = blocks_of_group(p, config);
+  if (blocks > 0) {
     launch.norm = p.norm;
-    launch.norm_team = static_cast<int>(std::bit_ceil(uint64_t(p.norm.group_dim + 7) / 8));
+    launch.norm_team = static_cast<int>(std::bit_ceil(uint64_t(p.norm.group_dim) / kNormRun));
+    launch.cluster_blocks = blocks;
     step.o = p.y;
     step.o_dtype = p.y_dtype;
   }
   run_step(step, config, launch, stream);
-  if (!in_block) norm_outputs(p, w.o, stream);
+  if (blocks == 0) norm_outputs(p, w.o, stream);
 }
 
 void layer_step(const LayerStepParams& p, void* workspace, const Device& device,
                 cudaStream_t stream) {
-  layer_step(p, workspace, config_of(p, device), stream);
+  layer_step(p, workspace, fused_config(p, device), stream);
 }
 
 void layer_step_unfused(const LayerStepParams& p, void* workspace, const Device& device,
