@@ -74,7 +74,7 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   if (p.batch.sequences == 0) return;
   StepLaunch launch;
   launch.config = config;
-  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config);
+  launch.layout = step_layout(s, p.batch.ring, describe(p).types, config);
   launch.heads = static_cast<int>(s.heads);
   launch.key_heads = static_cast<int>(s.key_heads);
   launch.head_dim = static_cast<int>(s.head_dim);
@@ -98,7 +98,7 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
 LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) {
   const StepDescription step = describe(p);
   const LaunchConfig config = choose_launch(step, device);
-  const int bytes = step_layout(step.shape, step.ring, step.activation, step.read, config).total;
+  const int bytes = step_layout(step.shape, step.ring, step.types, config).total;
   if (bytes > device.shared_bytes_per_block) {
     fail("batch.ring: expected rows that fit into the ", device.shared_bytes_per_block,
          " bytes of a block's shared memory, got buffer_len=", step.ring.buffer_len,

@@ -64,22 +64,26 @@ class RowFetch {
     if constexpr (kFamily == Family::kKimiDelta) form_decays(b_.history, b_.rows);
   }
 
-  // Write strength and log decay of row j of a head.
-  struct Gates {
-    float b = 0, g = 0;
-  };
-  __device__ Gates gates(int head, int j) const {
-    constexpr bool kScalar = kFamily != Family::kKimiDelta;
-    if (j < b_.history) {
-      const int64_t at = ring_index(head, j);
-      return {p_.state.ring_b[at], kScalar ? p_.state.ring_g[at] : 0.0f};
-    }
-    const int64_t at =
-        static_cast<int64_t>(b_.token + j - b_.history) * launch_.heads + b_.head + head;
-    return {p_.b[at], kScalar ? p_.g[at] : 0.0f};
+  // A warp per head, a lane per row.
+  __device__ void fetch_gates() const {
+#pragma unroll 1
+    for (int head = threadIdx.x / 32; head < launch_.config.heads; head += launch_.config.warps)
+#pragma unroll 1
+      for (int j = threadIdx.x % 32; j < b_.rows; j += 32) {
+        const bool old = j < b_.history;
+        const int64_t at = old ? ring_index(head, j)
+                               : static_cast<int64_t>(b_.token + j - b_.history) * launch_.heads +
+                                     b_.head + head;
+        shared_.strengths(head)[j] = (old ? p_.state.ring_b : p_.b)[at];
+        if constexpr (kFamily != Family::kKimiDelta) {
+          const float g = (old ? p_.state.ring_g : p_.g)[at];
+          shared_.log_decays(head)[j] = g;
+          shared_.decays(head)[j] = expf(g);
+        }
+      }
   }
 
-  // Copies the window from shared memory to the ring.
+  // Copies the window from shared memory to the ring; gates too must be there.
   __device__ void append() const {
     if (launch_.fold_all || p_.route == Route::kConventional) return;
 #pragma unroll 1
@@ -88,9 +92,9 @@ class RowFetch {
       if (b_.owns_key) copy(ring_key(j), shared_.key(j), kState);
       if (!b_.owns_gates) continue;
       for (int head = threadIdx.x; head < launch_.config.heads; head += blockDim.x) {
-        const Gates g = gates(head, j);
-        p_.state.ring_b[ring_index(head, j)] = g.b;
-        if constexpr (kFamily != Family::kKimiDelta) p_.state.ring_g[ring_index(head, j)] = g.g;
+        p_.state.ring_b[ring_index(head, j)] = shared_.strengths(head)[j];
+        if constexpr (kFamily != Family::kKimiDelta)
+          p_.state.ring_g[ring_index(head, j)] = shared_.log_decays(head)[j];
       }
     }
   }
