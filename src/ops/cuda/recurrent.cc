@@ -69,7 +69,7 @@ void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, dim3 
 LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) {
   const StepDescription step = describe(p);
   const LaunchConfig config = choose_launch(step, device);
-  const int bytes = step_layout(step.shape, step.ring, step.activation, step.read, config).total;
+  const int bytes = step_layout(step.shape, step.ring, step.types, config).total;
   if (bytes > device.shared_bytes_per_block) {
     fail("batch.ring: expected rows that fit into the ", device.shared_bytes_per_block,
          " bytes of a block's shared memory, got buffer_len=", step.ring.buffer_len,
@@ -89,7 +89,7 @@ void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaun
                   to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
   if (p.batch.sequences == 0) return;
   launch.config = config;
-  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config);
+  launch.layout = step_layout(s, p.batch.ring, describe(p).types, config);
   launch.heads = static_cast<int>(s.heads);
   launch.key_heads = static_cast<int>(s.key_heads);
   launch.head_dim = static_cast<int>(s.head_dim);

@@ -23,6 +23,8 @@ struct BlockPlace {
   bool copies;        // goes to another slot even where there is nothing to fold
   int stored;         // the first rows: their effect goes into the checkpoint
   int replayed;       // the first rows: the recurrence runs over them
+  int tiled;          // the first rows: folded on the tensor cores, while outputs are read off the
+                      // state as it was; else 0
   bool reads_after;   // a token's output is read off the state behind it; else all outputs are read
                       // off the state behind `replayed`, and the rows from there on are mixed in
 
@@ -44,7 +46,9 @@ __device__ inline Cursor current_cursor(const Cursor* cursor) {
   return c;
 }
 
-// Reads what the kernel before may not write: see wait_for_predecessor.
+// Reads what the kernel before may not write: see wait_for_predecessor. kTiled: there is a kernel
+// that folds on the tensor cores.
+template <bool kTiled>
 __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const StepLaunch& launch) {
   BlockPlace b{};
   const auto& config = launch.config;
@@ -79,6 +83,10 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
              : conventional  ? b.rows
                              : min(cursor.fold_count, b.history);
   b.replayed = b.reads_after ? b.rows : p.route == Route::kStateAndOutput ? b.history : b.stored;
+  if (kTiled && p.route == Route::kOutputOnly && b.stored <= kMostTileRows) {
+    b.tiled = b.stored;
+    b.replayed = 0;
+  }
   return b;
 }
 
@@ -89,34 +97,48 @@ class BlockShared {
  public:
   static constexpr int kPerLane = kState / kRowLanes;
   static constexpr int kPadded = padded_width(kState);
+  static constexpr int kKeyStride = row_stride(kState, sizeof(Act));
+  static constexpr int kPartStride = row_stride(kState, 2);
 
   __device__ BlockShared(const StepLayout& layout, char* memory)
       : layout_(layout), memory_(memory) {}
 
   __device__ Act* key(int j) const {
-    return reinterpret_cast<Act*>(memory_ + layout_.keys) + j * kState;
+    return reinterpret_cast<Act*>(memory_ + layout_.keys) + j * kKeyStride;
   }
   __device__ Act* query(int i) const { return key(layout_.rows + i); }
+  __device__ int value_stride() const { return row_stride(layout_.columns, sizeof(Act)); }
   __device__ Act* value(int j) const {
-    return reinterpret_cast<Act*>(memory_ + layout_.values) + j * layout_.columns;
+    return reinterpret_cast<Act*>(memory_ + layout_.values) + j * value_stride();
   }
+  // 16 bytes.
+  __device__ void* zeros() const { return memory_ + layout_.zeros; }
   __device__ float* strengths(int head) const { return gates(layout_.strengths, head); }
-  // Scalar decays.
+  // Scalar decays and their logarithms.
   __device__ float* decays(int head) const { return gates(layout_.decays, head); }
+  __device__ float* log_decays(int head) const { return gates(layout_.log_decays, head); }
   // Kimi Delta's: a padded row.
   __device__ float* channel_decays(int head, int j) const {
     return floats(layout_.decays) + (head * layout_.rows + j) * kPadded;
   }
-  // Mamba-2: the logarithms of its decays.
-  __device__ float* log_decays(int head) const { return gates(layout_.factors, head); }
-  // What makes a raw key, or query, one of length 1.
+  // The delta rule: what makes a raw key one of length 1.
   __device__ float* key_factors() const { return floats(layout_.factors); }
-  __device__ float* query_factors() const { return key_factors() + layout_.rows; }
-  // Mamba-2: k_j . q_i of row j.
-  __device__ float* products(int j) const { return floats(layout_.products) + j * layout_.per_row; }
-  // What the value of row j adds to the output of each token; Mamba-2: without products.
-  __device__ float* coefficients(int head, int j) const {
-    return floats(layout_.coefficients) + (head * layout_.rows + j) * layout_.per_row;
+  // Of query i with all rows; the Gram form's of row m with rows before it.
+  __device__ float* query_products(int i) const {
+    return floats(layout_.products) + i * layout_.product_stride;
+  }
+  __device__ float* row_products(int m) const { return query_products(layout_.window + m); }
+  __device__ int token_index(int head, int i) const { return head * layout_.window + i; }
+  // What the values of all rows add to the output of token i: operands, a part of them; floats.
+  __device__ Bf16* weights(int part, int head, int i) const {
+    return operands(layout_.weights, part, token_index(head, i), layout_.weight_stride);
+  }
+  __device__ float* plain_weights(int head, int i) const {
+    return floats(layout_.weights) + token_index(head, i) * layout_.weight_stride;
+  }
+  // The target of token i is the sum of all keys, then queries, with these factors.
+  __device__ Bf16* steps(int part, int head, int i) const {
+    return operands(layout_.steps, part, token_index(head, i), layout_.step_stride);
   }
   // The vector of token i that meets the state of a head.
   __device__ int target_index(int head, int i) const {
@@ -125,24 +147,30 @@ class BlockShared {
   __device__ float* target(int head, int i) const {
     return floats(layout_.targets) + target_index(head, i) * kPadded;
   }
-  // Its 16-bit parts; what their products are scaled by.
-  __device__ char* parts(int head, int i, int stride) const {
-    return memory_ + layout_.parts + target_index(head, i) * stride;
+  // Its parts, kPartStride apart, and what their products are scaled by.
+  __device__ void* parts(int head, int i, int count) const {
+    return memory_ + layout_.parts + target_index(head, i) * count * (kPartStride * 2);
   }
   __device__ float& part_scale(int head, int i) const {
     return floats(layout_.part_scales)[target_index(head, i)];
   }
-  // Mamba-2: what the product of state and query is scaled by.
+  // What the product of state and target is scaled by.
   __device__ float& output_scale(int head, int i) const {
-    return floats(layout_.output_scales)[head * layout_.window + i];
+    return floats(layout_.output_scales)[token_index(head, i)];
   }
   __device__ float* row_scales() const { return floats(layout_.row_scales); }
   __device__ float* outputs(int i) const { return floats(layout_.outputs) + i * layout_.columns; }
-  // A lane's words in flight: those of a warp's lanes lie side by side.
+  __device__ FoldTerms& fold_terms(int head) const {
+    return reinterpret_cast<FoldTerms*>(memory_ + layout_.folds)[head];
+  }
+  // This warp's.
+  __device__ char* fold_rows() const {
+    return memory_ + layout_.fold_rows + threadIdx.x / 32 * kFoldRowBytes;
+  }
+  // All warps' words in flight, and this warp's.
   __device__ char* stream_of_warps() const { return memory_ + layout_.stream; }
   __device__ char* stream() const {
-    return stream_of_warps() + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16) +
-           threadIdx.x % 32 * 16;
+    return stream_of_warps() + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16);
   }
 
   // A lane's share of a row of keys or queries, as states of S lie in eight lanes.
@@ -161,6 +189,9 @@ class BlockShared {
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(memory_ + offset); }
   __device__ float* gates(int offset, int head) const {
     return floats(offset) + head * layout_.rows;
+  }
+  __device__ Bf16* operands(int offset, int part, int token, int stride) const {
+    return reinterpret_cast<Bf16*>(memory_ + offset) + (part * (layout_.tokens) + token) * stride;
   }
 
   const StepLayout& layout_;

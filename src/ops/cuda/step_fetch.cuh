@@ -56,20 +56,23 @@ class RowFetch {
     if constexpr (kFamily == Family::kKimiDelta) form_decays(b_.history, b_.rows);
   }
 
-  // Write strength and log decay of row j of a head.
-  __device__ StepGates gates(int head, int j) const {
-    constexpr bool kScalar = kFamily != Family::kKimiDelta;
-    if (j < b_.history) {
-      const int64_t at = ring_index(head, j);
-      return {p_.state.ring_b[at], kScalar ? p_.state.ring_g[at] : 0.0f};
-    }
-    if (launch_.conv.x) return front_.gates(head, j - b_.history);
-    const int64_t at =
-        static_cast<int64_t>(b_.token + j - b_.history) * launch_.heads + b_.head + head;
-    return {p_.b[at], kScalar ? p_.g[at] : 0.0f};
+  // A warp per head, a lane per row. The last warps first: the others may have more of the window.
+  __device__ void fetch_gates() const {
+#pragma unroll 1
+    for (int head = launch_.config.warps - 1 - threadIdx.x / 32; head < launch_.config.heads;
+         head += launch_.config.warps)
+#pragma unroll 1
+      for (int j = threadIdx.x % 32; j < b_.rows; j += 32) {
+        const StepGates gates = load_gates(head, j);
+        shared_.strengths(head)[j] = gates.b;
+        if constexpr (kFamily != Family::kKimiDelta) {
+          shared_.log_decays(head)[j] = gates.g;
+          shared_.decays(head)[j] = expf(gates.g);
+        }
+      }
   }
 
-  // Copies the window from shared memory to the ring.
+  // Copies the window from shared memory to the ring; gates too must be there.
   __device__ void append() const {
     if (launch_.fold_all || p_.route == Route::kConventional) return;
 #pragma unroll 1
@@ -78,9 +81,9 @@ class RowFetch {
       if (b_.owns_key) copy(ring_key(j), shared_.key(j), kState);
       if (!b_.owns_gates) continue;
       for (int head = threadIdx.x; head < launch_.config.heads; head += blockDim.x) {
-        const StepGates g = gates(head, j);
-        p_.state.ring_b[ring_index(head, j)] = g.b;
-        if constexpr (kFamily != Family::kKimiDelta) p_.state.ring_g[ring_index(head, j)] = g.g;
+        p_.state.ring_b[ring_index(head, j)] = shared_.strengths(head)[j];
+        if constexpr (kFamily != Family::kKimiDelta)
+          p_.state.ring_g[ring_index(head, j)] = shared_.log_decays(head)[j];
       }
     }
   }
@@ -108,6 +111,18 @@ class RowFetch {
   }
   __device__ static void move(Act* to, const Act* from) {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  }
+
+  __device__ StepGates load_gates(int head, int j) const {
+    const bool old = j < b_.history;
+    if (!old && launch_.conv.x) return front_.gates(head, j - b_.history);
+    const int64_t at =
+        old ? ring_index(head, j)
+            : static_cast<int64_t>(b_.token + j - b_.history) * launch_.heads + b_.head + head;
+    StepGates gates;
+    gates.b = (old ? p_.state.ring_b : p_.b)[at];
+    if constexpr (kFamily != Family::kKimiDelta) gates.g = (old ? p_.state.ring_g : p_.g)[at];
+    return gates;
   }
 
   // The first threads take a row's values, the last ones its keys and queries.

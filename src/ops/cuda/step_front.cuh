@@ -77,12 +77,13 @@ class LayerFront {
     int at = n * kElems;
     if (at < launch_.layout.columns)
       return {int(conv.v) + b_.head * launch_.head_dim + b_.row + at,
-              shared_.value(b_.history) + at, launch_.layout.columns, true};
+              shared_.value(b_.history) + at, shared_.value_stride(), true};
     at -= launch_.layout.columns;
     const bool query = at >= kState;
     if (query) at -= kState;
     return {int(query ? conv.q : conv.k) + b_.key_head * kState + at,
-            (query ? shared_.query(0) : shared_.key(b_.history)) + at, kState, b_.leads_key};
+            (query ? shared_.query(0) : shared_.key(b_.history)) + at, Shared::kKeyStride,
+            b_.leads_key};
   }
 
   // kElems inputs.

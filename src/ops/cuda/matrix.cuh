@@ -1,0 +1,75 @@
+// Tiles of matrices: between shared memory and registers, and their products on the tensor cores.
+// Lane l's share of an 8 x 8 tile of 16-bit elements: row l / 4, columns 2 (l % 4) and the next.
+#pragma once
+
+#include "ops/cuda/async_copy.cuh"
+#include "ops/cuda/elements.cuh"
+#include "ops/cuda/reduce.cuh"
+
+namespace replayssm::cuda {
+
+// c [16, 8] += a [16, 16] b [16, 8]; sums are fp32. a: four tiles, rows first; b: two, transposed.
+template <class T>
+__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(std::is_same_v<T, Fp16>);
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// Four tiles: lane l says where row l % 8 of tile l / 8 lies in shared memory, 16 bytes.
+__device__ inline void load_tiles(uint32_t (&tile)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(tile[0]), "=r"(tile[1]), "=r"(tile[2]), "=r"(tile[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ inline void load_tiles_transposed(uint32_t (&tile)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(tile[0]), "=r"(tile[1]), "=r"(tile[2]), "=r"(tile[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+// Two: lanes 0 to 15 say where.
+__device__ inline void load_tiles(uint32_t (&tile)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(tile[0]), "=r"(tile[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ inline void store_tiles(void* row, const uint32_t (&tile)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(row)),
+               "r"(tile[0]), "r"(tile[1]), "r"(tile[2]), "r"(tile[3])
+               : "memory");
+#else
+  const uint32_t mine = shared_address(row), lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t at = __shfl_sync(kAllLanes, mine, 8 * i + lane / 4) + lane % 4 * 4;
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(tile[i]) : "memory");
+  }
+#endif
+}
+
+// The next part of two numbers, packed; they become what is left.
+template <class Part>
+__device__ inline uint32_t take_part(float (&x)[2]) {
+  const uint32_t part = narrow<Part>(x);
+  float y[2];
+  widen<Part>(part, y);
+  x[0] -= y[0];
+  x[1] -= y[1];
+  return part;
+}
+
+}  // namespace replayssm::cuda

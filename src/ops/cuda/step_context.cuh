@@ -1,0 +1,97 @@
+// What all parts of a block's preparation share: where it stands, and how rows reach a token.
+#pragma once
+
+#include "ops/cuda/matrix.cuh"
+#include "ops/cuda/step_block.cuh"
+
+namespace replayssm::cuda {
+
+// kMany: windows may have more than one token.
+template <Family kOf, class Act, int kState, bool kMany>
+struct StepContext {
+  using Element = Act;
+  static constexpr Family kFamily = kOf;
+  static constexpr bool kOperands = are_operands(device_dtype<Act>());
+  using Shared = BlockShared<kFamily, Act, kState>;
+
+  const RecurrentStepParams& p;
+  const StepLaunch& launch;
+  const BlockPlace& b;
+  const Shared& shared;
+
+  __device__ int warp() const { return threadIdx.x / 32; }
+  __device__ int lane() const { return threadIdx.x % 32; }
+  __device__ int warps() const { return launch.config.warps; }
+  __device__ int window() const { return kMany ? b.window : 1; }
+
+  // Calls fn(head, i) for every head and token of the block, a warp each.
+  template <class Fn>
+  __device__ void for_tokens(Fn&& fn) const {
+#pragma unroll 1
+    for (int n = warp(); n < launch.config.heads * b.window; n += warps()) {
+      const int head = kMany ? n / b.window : n;
+      fn(head, kMany ? n - head * b.window : 0);
+    }
+  }
+
+  // Token i and its ancestors in the window, a bit each.
+  __device__ uint32_t path(int i) const {
+    if constexpr (!kMany) return 1;
+    if (!p.batch.parent) return (2u << i) - 1;
+    uint32_t mask = 0;
+    while (i >= 0) {
+      mask |= 1u << i;
+      const int parent = p.batch.parent[b.token + i];
+      i = parent < i ? parent : -1;  // a wrong one ends the path
+    }
+    return mask;
+  }
+  // Whether row j is mixed into the output of a token with this path.
+  __device__ bool on_path(uint32_t path, int j) const {
+    if (j < b.first_mixed() || j >= b.rows) return false;
+    return j < b.history || (path >> (j - b.history) & 1) != 0;
+  }
+
+  // The value of row j adds c v_j to the output of token i; from b.rows to the next multiple of 16
+  // there must be zeros.
+  __device__ void store_weight(int head, int i, int j, float c) const {
+    if (j == b.history + i && p.skip) c += p.skip[b.head + head];
+    if constexpr (kOperands) {
+      store_operand_parts(shared.weights(0, head, i) + j, launch.layout.weight_stride, c);
+    } else {
+      shared.plain_weights(head, i)[j] = c;
+    }
+  }
+  // stride: from the operands of one token to those of the next.
+  __device__ void store_operand_parts(Bf16* to, int stride, float x) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const Bf16 y = from_float<Bf16>(x);
+      to[part * launch.layout.tokens * stride] = y;
+      x -= to_float(y);
+    }
+  }
+};
+
+// Of the lanes' values, the sum of those in the lanes above each, and behind all of them `carried`,
+// which grows by all.
+__device__ inline float sum_above(float x, float& carried) {
+  const int lane = threadIdx.x % 32;
+  float sum = x;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float above = __shfl_down_sync(kAllLanes, sum, d);
+    if (lane + d < 32) sum += above;
+  }
+  const float above = __shfl_down_sync(kAllLanes, sum, 1), before = carried;
+  carried += __shfl_sync(kAllLanes, sum, 0);
+  return before + (lane < 31 ? above : 0.0f);
+}
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
+  return x;
+}
+
+}  // namespace replayssm::cuda
