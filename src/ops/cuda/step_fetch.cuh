@@ -49,6 +49,7 @@ class RowFetch {
   __device__ void fetch_window() const {
     if (launch_.conv.x) {
       front_.convolve();
+      if (launch_.norm.z) front_.prefetch_gates();
     } else {
       wait_for_predecessor();
       copy_window();
