@@ -29,11 +29,17 @@ __device__ inline void copy_async_16(void* shared, const void* global) {
                "l"(global)
                : "memory");
 }
+__device__ inline void copy_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
+               : "memory");
+}
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Asks for the memory around `global`.
 __device__ inline void prefetch_line(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
+// All copies of this thread are here.
+__device__ inline void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // All but the newest kGroups groups of this thread are here.
 template <int kGroups>
 __device__ inline void copy_async_wait_but() {

@@ -121,6 +121,11 @@ class BlockShared {
   __device__ float* channel_decays(int head, int j) const {
     return floats(layout_.decays) + (head * layout_.rows + j) * kPadded;
   }
+  // As they came.
+  __device__ Act* raw_gates(int head, int j) const {
+    return reinterpret_cast<Act*>(memory_ + layout_.raw_gates) +
+           (head * layout_.rows + j) * kKeyStride;
+  }
   // The delta rule: what makes a raw key one of length 1.
   __device__ float* key_factors() const { return floats(layout_.factors); }
   // Of query i with all rows; the Gram form's of row m with rows before it.
@@ -161,7 +166,10 @@ class BlockShared {
   __device__ float* row_scales() const { return floats(layout_.row_scales); }
   __device__ float* outputs(int i) const { return floats(layout_.outputs) + i * layout_.columns; }
   __device__ FoldTerms& fold_terms(int head) const {
-    return reinterpret_cast<FoldTerms*>(memory_ + layout_.folds)[head];
+    return reinterpret_cast<FoldTerms*>(memory_ + layout_.fold_terms)[head];
+  }
+  __device__ FoldMatrix& fold_matrix(int head) const {
+    return reinterpret_cast<FoldMatrix*>(memory_ + layout_.fold_matrices)[head];
   }
   // This warp's.
   __device__ char* fold_rows() const {
@@ -191,7 +199,7 @@ class BlockShared {
     return floats(offset) + head * layout_.rows;
   }
   __device__ Bf16* operands(int offset, int part, int token, int stride) const {
-    return reinterpret_cast<Bf16*>(memory_ + offset) + (part * (layout_.tokens) + token) * stride;
+    return reinterpret_cast<Bf16*>(memory_ + offset) + (part * layout_.tokens + token) * stride;
   }
 
   const StepLayout& layout_;

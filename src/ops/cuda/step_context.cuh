@@ -24,14 +24,22 @@ struct StepContext {
   __device__ int warps() const { return launch.config.warps; }
   __device__ int window() const { return kMany ? b.window : 1; }
 
-  // Calls fn(head, i) for every head and token of the block, a warp each.
+  // Tokens that a warp takes together: what each waits for, the others fill.
+  static constexpr int kTogether = kMany ? 4 : 1;
+
+  // Calls fn(head, i), a warp for each head and kTogether tokens from i on.
   template <class Fn>
   __device__ void for_tokens(Fn&& fn) const {
+    const int groups = kMany ? (b.window + kTogether - 1) / kTogether : b.window;
 #pragma unroll 1
-    for (int n = warp(); n < launch.config.heads * b.window; n += warps()) {
-      const int head = kMany ? n / b.window : n;
-      fn(head, kMany ? n - head * b.window : 0);
+    for (int n = warp(); n < launch.config.heads * groups; n += warps()) {
+      const int head = kMany ? n / groups : n;
+      fn(head, kMany ? (n - head * groups) * kTogether : 0);
     }
+  }
+  // Token u of a group: the last one stands for those behind the window.
+  __device__ int together(int first, int u) const {
+    return kMany ? min(first + u, b.window - 1) : 0;
   }
 
   // Token i and its ancestors in the window, a bit each.

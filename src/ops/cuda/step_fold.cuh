@@ -69,13 +69,14 @@ class TileFold {
   __device__ void form_writes(int head, int column, int count) const {
     const int lane = c_.lane() % 16;
     const FoldTerms& terms = c_.shared.fold_terms(head);
+    const FoldMatrix& delta = c_.shared.fold_matrix(head);
     const Bf16* const values = c_.shared.value(0) + column + min(lane, count - 1);
     float h[kMostTileRows];
     if constexpr (kDelta) {
       const auto* const known =
           reinterpret_cast<const float*>(c_.shared.fold_rows()) + lane * kKnownStride;
 #pragma unroll
-      for (int j = 0; j < kMostTileRows; ++j) h[j] = terms.before[j] * known[j];
+      for (int j = 0; j < kMostTileRows; ++j) h[j] = delta.before[j] * known[j];
       __syncwarp();
     }
     auto* const to = reinterpret_cast<Bf16*>(c_.shared.fold_rows()) + lane * kHandStride;
@@ -83,12 +84,12 @@ class TileFold {
 #pragma unroll
     for (int j = 0; j < kMostTileRows; ++j) {
       float y = j < c_.b.tiled ? to_float(values[j * c_.shared.value_stride()]) : 0.0f;
-      if constexpr (kDelta) y = fmaf(-terms.known[j], h[j], y);
+      if constexpr (kDelta) y = fmaf(-delta.known[j], h[j], y);
       y *= terms.write[j];
       if constexpr (kDelta) {
 #pragma unroll
         for (int later = j + 1; later < kMostTileRows; ++later)
-          h[later] = fmaf(terms.matrix[j][later], y, h[later]);
+          h[later] = fmaf(delta.matrix[j][later], y, h[later]);
       }
       pair[j % 2] = terms.behind[j] * y;
       if (j % 2 == 1) {

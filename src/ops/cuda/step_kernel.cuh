@@ -27,7 +27,7 @@ namespace replayssm::cuda {
 
 // Blocks of a multiprocessor: what the registers are shared among.
 template <Family kFamily, class Checkpoint, class Read, bool kMany>
-inline constexpr int kBlocks = kFamily != Family::kKimiDelta && !kMany &&
+inline constexpr int kBlocks = kFamily == Family::kMamba2 && !kMany &&
                                        std::is_same_v<Checkpoint, float> && std::is_void_v<Read>
                                    ? 5
                                    : 4;
@@ -71,17 +71,34 @@ class BlockStep {
     rows.fetch_history();
     with_group([&]<class G, bool kReplay, class S>() { stream.template start<G>(); });
     rows.fetch_window();
-    rows.fetch_gates();
-    copy_async_wait_but<kGroupsInFlight>();
+    copy_async_wait_all();
     return stream;
   }
 
-  __device__ void run(WarpStream& stream) const {
-    prepare();
+  // Targets, what rows add to outputs, and the outputs as far as rows give them. Barriers are
+  // passed.
+  __device__ void prepare() const {
+    const Fetch rows(p_, launch_, b_, shared_);
+    form_targets(rows);
+    rows.append();
     __syncthreads();
-    mix();
+    for_heads([&](int head, int begin, int end) {
+      Mix<Context>(context_).run(head, begin * kPassRows, end * kPassRows);
+    });
     __syncwarp();
-    read(stream);
+  }
+
+  // outputs += S t, and the recurrence.
+  __device__ void read(WarpStream& stream) const {
+    with_group([&]<class G, bool kReplay, class S>() {
+      if constexpr (kReplay) {
+        replay<G, S>(stream);
+      } else if constexpr (!kTiles) {
+        read_rows<G>(stream);
+      } else {
+        read_tiles<G>(stream);
+      }
+    });
     __syncwarp();
   }
 
@@ -137,20 +154,23 @@ class BlockStep {
       copy_async_16(shared_.row_scales() + i, p_.state.read_copy.scale + row + i);
   }
 
-  // Targets, and what rows add to outputs. A barrier must follow.
-  __device__ void prepare() const {
+  __device__ void form_targets(const Fetch& rows) const {
     const Products<Context> products(context_);
     const Weights<Context> weights(context_);
     const Target targets(context_);
+    const bool solves = kGram && launch_.layout.rows <= kMostGramRows && !b_.reads_after;
     if constexpr (kFamily == Family::kMamba2) {
-      if (!b_.reads_after) products.multiply(false);
+      rows.form_decays(b_.replayed);
       targets.keep_queries();
+      if (b_.reads_after) return;
+      products.multiply(false);
       __syncthreads();
       context_.for_tokens([&](int head, int i) { weights.weigh(head, i); });
       form_folds(weights);
-    } else if (kGram && launch_.layout.rows <= kMostGramRows && !b_.reads_after) {
+    } else if (solves) {
       if constexpr (kGram) {
-        if (b_.replayed > 0) products.key_factors(b_.replayed);
+        rows.form_decays(b_.replayed);
+        products.key_factors(b_.replayed);
         products.multiply(true);
         __syncthreads();
         context_.for_tokens([&](int head, int i) { weights.solve(head, i); });
@@ -159,9 +179,10 @@ class BlockStep {
         targets.sum_keys();
       }
     } else {
+      rows.form_decays(b_.rows);
       products.key_factors(b_.rows);
-      __syncthreads();
-      context_.for_tokens([&](int head, int i) { targets.walk(head, i); });
+      if (!b_.reads_after) __syncthreads();
+      targets.walk_all();
     }
   }
   __device__ void form_folds(const Weights<Context>& weights) const {
@@ -184,30 +205,11 @@ class BlockStep {
     }
   }
 
-  // outputs = the share of ring and window rows, of the rows of this warp.
-  __device__ void mix() const {
-    for_heads([&](int head, int begin, int end) {
-      Mix<Context>(context_).run(head, begin * kPassRows, end * kPassRows);
-    });
-  }
-
-  // outputs += S t, and the recurrence.
-  __device__ void read(WarpStream& stream) const {
-    with_group([&]<class G, bool kReplay, class S>() {
-      if constexpr (kReplay) {
-        replay<G, S>(stream);
-      } else if constexpr (!kTiles) {
-        read_rows<G>(stream);
-      } else {
-        read_tiles<G>(stream);
-      }
-    });
-  }
-
-  // Windows of several tokens replay more: two passes share what they need of a row.
+  // Windows of several tokens, and the delta rule, replay more: two passes share what they need of a
+  // row.
   template <class G, class S>
   __device__ void replay(WarpStream& stream) const {
-    constexpr int kPasses = kMany ? 2 : 1, kStep = G::kPasses > kPasses ? G::kPasses : kPasses;
+    constexpr int kPasses = kMany || is_delta(kFamily) ? 2 : 1, kStep = G::kPasses > kPasses ? G::kPasses : kPasses;
     const RowReplay<kFamily, Act, Checkpoint, Read, kState, kPasses> replay(p_, launch_, b_,
                                                                             shared_);
     for_heads([&](int head, int pass, int stop) {
@@ -368,10 +370,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   WarpStream stream = early.fetch();
   if (threadIdx.x == 0) place = b;
   __syncthreads();
-  // From here on it lies in shared memory: registers are for states.
+  early.prepare();
+  // From here on the place lies in shared memory: registers are for states.
   const Step step(p, launch, place, shared, begin, end);
-  typename Step::Fetch(p, launch, place, shared).append();
-  step.run(stream);
+  step.read(stream);
   if (launch.norm.z) {
     typename Step::Back(p, launch, place, shared).run();
   } else {

@@ -124,26 +124,33 @@ struct StepLayout {
                           // general path: floats, [heads, window, rows]
   int steps = 0;          // Gram form: targets are sums of keys and queries with these factors:
                           // operands, [kParts, heads, window, rows and queries]
-  int targets = 0;        // [heads, window] padded rows; Mamba-2's heads share theirs, the queries
+  // Mamba-2's heads share theirs, the queries. A block has one kind, where states are not fp32:
+  int targets = 0;        // [heads, window] padded rows
   int parts = 0;          // operands, [heads, window, target_parts], row_stride apart
   int part_scales = 0;    // [heads, window]
   int output_scales = 0;  // [heads, window]
   int row_scales = 0;     // of an 8-bit read copy: [columns]
   int outputs = 0;        // [window, columns]
-  int folds = 0;          // folding on the tensor cores: FoldTerms, [heads]
-  int fold_rows = 0;      // and what it hands from lane to lane, [warps]
+  int fold_terms = 0;     // folding on the tensor cores: [heads]
+  int fold_matrices = 0;  // the delta rule's, [heads]
+  int fold_rows = 0;      // what a fold hands from lane to lane, [warps]; where products and steps
+                          // were
+  int raw_gates = 0;      // Kimi Delta: [heads, rows], as they came, row_stride apart
   int total = 0;
 };
 
 // What a fold on the tensor cores needs to know about a head (step_fold.cuh). Rows that there are
 // not have zeros.
 struct FoldTerms {
-  float matrix[kMostTileRows][kMostTileRows];  // delta: k_m . k_j and the decays between, at [m][j]
-  float write[kMostTileRows];                  // strength, times 1 / |k|
-  float known[kMostTileRows];                  // delta: 1 / |k|
-  float before[kMostTileRows];                 // delta: the decay of this row and all before it
-  float behind[kMostTileRows];                 // the decay of all rows behind this one
-  float total, unused[3];                      // the decay of all rows
+  float write[kMostTileRows];   // strength, times 1 / |k|
+  float behind[kMostTileRows];  // the decay of all rows behind this one
+  float total, unused[3];       // the decay of all rows
+};
+// The delta rule's besides.
+struct FoldMatrix {
+  float matrix[kMostTileRows][kMostTileRows];  // k_m . k_j and the decays between, at [m][j]
+  float known[kMostTileRows];                  // 1 / |k|
+  float before[kMostTileRows];                 // the decay of this row and all before it
 };
 
 // Bytes that a warp hands from lane to lane for it: 16 rows of numbers, or of operands in two
@@ -190,23 +197,32 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   if (!kimi) s.log_decays = take(gates);
   s.decays = take(kimi ? gates * padded_width(state) : gates);
   if (!mamba) s.factors = take(4 * s.rows);
+  const bool folds = folds_in_tiles(shape.family, types.activation, types.checkpoint,
+                                    types.read != types.checkpoint);
+  if (kimi) s.raw_gates = take(config.heads * s.rows * row_stride(state, act) * act);
+  const int shared_from = s.total;
   if (mamba || gram) s.products = take(4 * (s.window + (gram ? s.rows : 0)) * s.product_stride);
-  s.weights = take(s.tokens * s.weight_stride * (operands ? 2 * kParts : 4));
   if (gram) s.steps = take(s.tokens * s.step_stride * 2 * kParts);
+  if (folds) {
+    s.fold_rows = shared_from;
+    const int fold_end = shared_from + config.warps * kFoldRowBytes;
+    s.total = s.total > fold_end ? s.total : fold_end;
+    s.fold_terms = take(config.heads * static_cast<int>(sizeof(FoldTerms)));
+    if (!mamba) s.fold_matrices = take(config.heads * static_cast<int>(sizeof(FoldMatrix)));
+  }
+  s.weights = take(s.tokens * s.weight_stride * (operands ? 2 * kParts : 4));
   s.targets = take(4 * targets * padded_width(state));
+  s.parts = s.targets;
   if (types.read != DType::kFloat32) {
-    s.parts = take(targets * target_parts(shape.family, types.activation, types.read) *
-                   row_stride(state, 2) * 2);
+    const int parts_end =
+        s.parts + targets * target_parts(shape.family, types.activation, types.read) *
+                      row_stride(state, 2) * 2;
+    s.total = s.total > parts_end ? s.total : round_up(parts_end, 16);
   }
   s.part_scales = take(4 * targets);
   s.output_scales = take(4 * s.tokens);
   if (dtype_bytes(types.read) == 1) s.row_scales = take(4 * s.columns);
   s.outputs = take(4 * s.window * s.columns);
-  if (folds_in_tiles(shape.family, types.activation, types.checkpoint,
-                     types.read != types.checkpoint)) {
-    s.folds = take(config.heads * static_cast<int>(sizeof(FoldTerms)));
-    s.fold_rows = take(config.warps * kFoldRowBytes);
-  }
   return s;
 }
 

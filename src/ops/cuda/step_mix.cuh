@@ -12,6 +12,7 @@ class Mix {
 
   // outputs = the sums, of columns [begin, end) of a head.
   __device__ void run(int head, int begin, int end) const {
+    if (c_.b.reads_after) return keep_skipped(head, begin, end);
     if constexpr (Context::kOperands) {
 #pragma unroll 1
       for (int at = begin; at < end; at += 16 * kTiles)
@@ -29,6 +30,16 @@ class Mix {
   static constexpr int kTiles = 4;  // of 16 columns
   using Element = typename Context::Element;
 
+  // No row is mixed in: a token's own value alone may count.
+  __device__ void keep_skipped(int head, int begin, int end) const {
+    const float skip = c_.p.skip ? c_.p.skip[c_.b.head + head] : 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < c_.b.window; ++i)
+#pragma unroll 1
+      for (int at = begin + c_.lane(); at < end; at += 32)
+        c_.shared.outputs(i)[at] = skip * to_float(c_.shared.value(c_.b.history + i)[at]);
+  }
+
   // Eight tokens from `first` on.
   __device__ void mix_tiles(int head, int first, int begin, int end) const {
     const int lane = c_.lane(), stride = c_.launch.layout.weight_stride;
@@ -40,8 +51,7 @@ class Mix {
         c_.shared.value(lane / 16 * 8 + lane % 8) + begin + lane / 8 % 2 * 8;
     float sum[kTiles][4] = {};
 #pragma unroll 1
-    for (int k = c_.b.reads_after ? c_.b.history / 16 * 16 : c_.b.first_mixed() / 16 * 16;
-         k < c_.b.rows; k += 16) {
+    for (int k = c_.b.first_mixed() / 16 * 16; k < c_.b.rows; k += 16) {
       uint32_t most[4], least[2];
       load_tiles(most, weights + (lane / 16) * part_stride + k);
       load_tiles(least, weights + 2 * part_stride + k);

@@ -34,6 +34,9 @@ class Targets {
       float t[kElems];
       load_query(i, t);
       keep(0, i, t);
+      if (!c_.b.reads_after) continue;
+      for (int head = c_.lane(); head < c_.launch.config.heads; head += 32)
+        c_.shared.output_scale(head, i) = 1;
     }
   }
 
@@ -47,50 +50,95 @@ class Targets {
         sum_keys(first, count, column);
   }
 
-  // The delta rule's walk back through the ancestors of a token, by a warp; without any, where the
-  // output is read off the state behind it.
-  __device__ void walk(int head, int i) const {
-    constexpr bool kChannels = Context::kFamily == Family::kKimiDelta;
-    const uint32_t path = c_.path(i);
-    float t[kElems], newer = 1, mine = 0;  // a scalar decay of all newer rows is kept apart
-    load_query(i, t);
-    const float scale = 1.0f / (sqrtf(warp_sum(dot<2>(t, t)) + kL2NormEps) * sqrtf(kState));
-#pragma unroll
-    for (int e = 0; e < kElems; ++e) t[e] *= scale;
+  // The delta rule's walks back through the ancestors of tokens, eight lanes a walk; where the
+  // output is read off the state behind a token there is nothing to walk.
+  __device__ void walk_all() const {
+    const int count = c_.launch.config.heads * c_.b.window, group = c_.lane() / kRowLanes;
 #pragma unroll 1
-    for (int j = round_up(c_.b.rows, 16) - 1; j >= 0; --j) {
-      float c = 0;
-      if (c_.on_path(path, j)) {
-        float k[kElems];
-        load_elements<typename Context::Element, kElems>(c_.shared.key(j) + c_.lane() * kElems, k);
-        const float factor = c_.shared.key_factors()[j];
-        c = c_.shared.strengths(head)[j] * (factor * warp_sum(dot<2>(k, t)));
-        const float step = -c * factor;
-#pragma unroll
-        for (int e = 0; e < kElems; ++e) t[e] = fmaf(step, k[e], t[e]);
-        if constexpr (kChannels) {
-          float a[kElems];
-          const int column = padded_index(c_.lane() * kElems);
-          load_elements<float, kElems>(c_.shared.channel_decays(head, j) + column, a);
-#pragma unroll
-          for (int e = 0; e < kElems; ++e) t[e] *= a[e];
-        } else {
-          c *= newer;
-          newer *= c_.shared.decays(head)[j];
-        }
-      }
-      if (c_.lane() == j % 32) mine = c;
-      if (j % 32 == 0 && j + c_.lane() < round_up(c_.b.rows, 16))
-        c_.store_weight(head, i, j + c_.lane(), mine);
+    for (int first = c_.warp() * kWalks; first < count; first += c_.warps() * kWalks) {
+      const int n = min(first + group, count - 1), head = n / c_.window();
+      walk(head, n - head * c_.window(), first + group < count);
     }
-    if (c_.lane() == 0) c_.shared.output_scale(head, i) = newer;
-    keep(head, i, t);
   }
 
  private:
+  static constexpr int kWalks = 32 / kRowLanes;
+  using Element = typename Context::Element;
+  using Map = RowMap<Element, kState>;
+  static constexpr bool kChannels = Context::kFamily == Family::kKimiDelta;
+
+  // keeps: this lane stores what it has.
+  __device__ void walk(int head, int i, bool keeps) const {
+    const int lane = threadIdx.x % kRowLanes;
+    float t[Shared::kPerLane], newer = 1;  // a scalar decay of all newer rows is kept apart
+    Shared::template load_key<Element>(c_.shared.query(i), lane, t);
+    const float scale = 1.0f / (sqrtf(row_sum(dot<4>(t, t)) + kL2NormEps) * sqrtf(kState));
+#pragma unroll
+    for (int e = 0; e < Shared::kPerLane; ++e) t[e] *= scale;
+    if (!c_.b.reads_after) {
+      const uint32_t path = c_.path(i);
+      for (int j = lane; j < round_up(c_.b.rows, 16); j += kRowLanes)
+        if (keeps && (j < c_.b.replayed || j >= c_.b.rows)) c_.store_weight(head, i, j, 0);
+#pragma unroll 1
+      for (int j = c_.b.rows - 1; j >= c_.b.replayed; --j) {
+        const float c = step_back(head, j, c_.on_path(path, j), t, newer);
+        if (keeps && lane == 0) c_.store_weight(head, i, j, c);
+      }
+    }
+    if (keeps && lane == 0) c_.shared.output_scale(head, i) = newer;
+    keep_walked(head, i, keeps, t);
+  }
+  // Rows that are not on the path have no effect. Returns what the row adds to the output.
+  __device__ float step_back(int head, int j, bool on, float (&t)[Shared::kPerLane],
+                             float& newer) const {
+    const int lane = threadIdx.x % kRowLanes;
+    float k[Shared::kPerLane];
+    Shared::template load_key<Element>(c_.shared.key(j), lane, k);
+    const float factor = c_.shared.key_factors()[j],
+                strength = on ? c_.shared.strengths(head)[j] : 0.0f;
+    const float c = strength * (factor * row_sum(dot<4>(k, t))), step = -c * factor;
+    if constexpr (kChannels) {
+      float a[Shared::kPerLane];
+      load_padded<Map>(c_.shared.channel_decays(head, j), lane, a);
+#pragma unroll
+      for (int e = 0; e < Shared::kPerLane; ++e)
+        t[e] = (on ? a[e] : 1.0f) * fmaf(step, k[e], t[e]);
+      return c;
+    } else {
+      const float weight = newer * c;
+      if (on) newer *= c_.shared.decays(head)[j];
+#pragma unroll
+      for (int e = 0; e < Shared::kPerLane; ++e) t[e] = fmaf(step, k[e], t[e]);
+      return weight;
+    }
+  }
+  __device__ void keep_walked(int head, int i, bool keeps, float (&t)[Shared::kPerLane]) const {
+    const int lane = threadIdx.x % kRowLanes;
+    if constexpr (kCount > 0) {
+      if (in_parts()) {
+        float inverse = 1, scale = 1;
+        if constexpr (std::is_same_v<PartOf<Read>, Fp16>) {
+          float most = 0;
+#pragma unroll
+          for (int e = 0; e < Shared::kPerLane; ++e) most = fmaxf(most, fabsf(t[e]));
+          scale = half_scale(row_max(most), inverse);
+        }
+        if (keeps && lane == 0) c_.shared.part_scale(head, i) = inverse;
+#pragma unroll
+        for (int e = 0; e < Shared::kPerLane; e += 2)
+          if (keeps)
+            store_parts<Read, kCount>(c_.shared.parts(head, i, kCount), Shared::kPartStride,
+                                      Map::element(e / Map::kElems, lane) + e % Map::kElems,
+                                      scale * t[e], scale * t[e + 1]);
+        return;
+      }
+    }
+    if (keeps) store_padded<Map>(c_.shared.target(head, i), lane, t);
+  }
+
   // This lane's elements, from kElems times its number on.
   __device__ void load_query(int i, float (&t)[kElems]) const {
-    load_elements<typename Context::Element, kElems>(c_.shared.query(i) + c_.lane() * kElems, t);
+    load_elements<Element, kElems>(c_.shared.query(i) + c_.lane() * kElems, t);
   }
   // Whether the tensor cores read the states; else lanes do.
   __device__ bool in_parts() const { return !std::is_void_v<Read> && c_.b.replayed == 0; }

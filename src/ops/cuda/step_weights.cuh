@@ -9,48 +9,77 @@ namespace replayssm::cuda {
 template <class Context>
 class Weights {
  public:
+  static constexpr int kTogether = Context::kTogether;
+
   __device__ explicit Weights(const Context& context) : c_(context) {}
 
-  // Mamba-2: c_j = b_j e^{D_j} k_j . q.
+  // Mamba-2: c_j = b_j e^{D_j} k_j . q, for tokens from i on.
   __device__ void weigh(int head, int i) const {
-    const uint32_t path = c_.path(i);
-    float carried = 0;
+    uint32_t path[kTogether];
+    float carried[kTogether] = {};
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) path[u] = c_.path(c_.together(i, u));
 #pragma unroll 1
     for (int first = (c_.b.rows - 1) / 32 * 32; first >= 0; first -= 32) {
       const int j = first + c_.lane();
-      const bool on = c_.on_path(path, j);
-      const float newer = sum_above(on ? c_.shared.log_decays(head)[j] : 0.0f, carried);
-      const float c = on ? c_.shared.strengths(head)[j] * expf(newer) *
-                               c_.shared.query_products(i)[j]
-                         : 0.0f;
-      if (j < round_up(c_.b.rows, 16)) c_.store_weight(head, i, j, c);
+      const bool exists = j < c_.b.rows;
+      const float strength = exists ? c_.shared.strengths(head)[j] : 0.0f;
+      const float log_decay = exists ? c_.shared.log_decays(head)[j] : 0.0f;
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const int token = c_.together(i, u);
+        const bool on = c_.on_path(path[u], j);
+        const float newer = sum_above(on ? log_decay : 0.0f, carried[u]);
+        const float c = on ? strength * expf(newer) * c_.shared.query_products(token)[j] : 0.0f;
+        if (j < round_up(c_.b.rows, 16)) c_.store_weight(head, token, j, c);
+      }
     }
-    if (c_.lane() == 0) c_.shared.output_scale(head, i) = expf(carried);
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u)
+      if (c_.lane() == 0) c_.shared.output_scale(head, c_.together(i, u)) = expf(carried[u]);
   }
 
-  // The delta rule with a scalar decay, up to kMostGramRows rows: with raw keys and f = 1 / |k|
+  // The delta rule with a scalar decay, up to kMostGramRows rows, for tokens from i on: with raw
+  // keys and f = 1 / |k|
   //
   //   r_j = k_j . t, where t = q - sum of s_m k_m over newer rows m, and s_j = b_j f_j^2 r_j
   //   c_j = b_j f_j e^{D_j} r_j
   __device__ void solve(int head, int i) const {
     const int j = c_.lane(), rows = c_.b.rows;
-    const uint32_t path = c_.path(i);
-    const bool on = c_.on_path(path, j);
-    const float scale = query_scale(i);
-    const float strength = on ? c_.shared.strengths(head)[j] : 0.0f;
-    const float factor = on ? 1.0f / sqrtf(c_.shared.row_products(j)[j] + kL2NormEps) : 0.0f;
-    float carried = 0;
-    const float newer = sum_above(on ? c_.shared.log_decays(head)[j] : 0.0f, carried);
-    const float write = strength * factor, step = write * factor;
-    float rest = on ? scale * c_.shared.query_products(i)[j] : 0.0f;
+    const bool exists = j < rows;
+    const float factor =
+        exists ? 1.0f / sqrtf(c_.shared.row_products(j)[j] + kL2NormEps) : 0.0f;
+    const float strength = exists ? c_.shared.strengths(head)[j] : 0.0f;
+    const float log_decay = exists ? c_.shared.log_decays(head)[j] : 0.0f;
+    bool on[kTogether];
+    float scale[kTogether], write[kTogether], rest[kTogether];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int token = c_.together(i, u);
+      on[u] = c_.on_path(c_.path(token), j);
+      scale[u] = query_scale(token);
+      write[u] = on[u] ? strength * factor : 0.0f;
+      rest[u] = on[u] ? scale[u] * c_.shared.query_products(token)[j] : 0.0f;
+    }
 #pragma unroll 4
     for (int m = rows - 1; m > c_.b.first_mixed(); --m) {
-      const float s = __shfl_sync(kAllLanes, step * rest, m);
-      if (j < m) rest = fmaf(-s, c_.shared.row_products(m)[j], rest);
+      const float product = j < m ? c_.shared.row_products(m)[j] : 0.0f;
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const float s = __shfl_sync(kAllLanes, write[u] * factor * rest[u], m);
+        rest[u] = fmaf(-s, product, rest[u]);
+      }
     }
-    if (j < round_up(rows, 16)) c_.store_weight(head, i, j, on ? write * expf(newer) * rest : 0.0f);
-    store_steps(head, i, on ? -step * rest : 0.0f, scale);
-    if (j == 0) c_.shared.output_scale(head, i) = expf(carried);
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int token = c_.together(i, u);
+      float carried = 0;
+      const float newer = sum_above(on[u] ? log_decay : 0.0f, carried);
+      if (j < round_up(rows, 16))
+        c_.store_weight(head, token, j, on[u] ? write[u] * expf(newer) * rest[u] : 0.0f);
+      store_steps(head, token, on[u] ? -write[u] * factor * rest[u] : 0.0f, scale[u]);
+      if (j == 0) c_.shared.output_scale(head, token) = expf(carried);
+    }
   }
 
   // What makes query i one of length K^-1/2.
@@ -78,14 +107,15 @@ class Weights {
     } else {
       const float factor =
           j < count ? 1.0f / sqrtf(c_.shared.row_products(j)[j] + kL2NormEps) : 0.0f;
+      FoldMatrix& delta = c_.shared.fold_matrix(head);
       terms.write[j] = strength * factor;
-      terms.known[j] = factor;
+      delta.known[j] = factor;
       float decay = j < count ? log_decays[j] : 0.0f;  // of the rows from m + 1 to j
       for (int m = j - 1; m >= 0; --m) {
-        terms.matrix[m][j] = j < count ? expf(decay) * c_.shared.row_products(j)[m] : 0.0f;
+        delta.matrix[m][j] = j < count ? expf(decay) * c_.shared.row_products(j)[m] : 0.0f;
         decay += j < count ? log_decays[m] : 0.0f;
       }
-      terms.before[j] = expf(decay);
+      delta.before[j] = expf(decay);
     }
   }
 
