@@ -97,7 +97,7 @@ class Problem {
       p.o = memory_.take<void>(tokens * s.heads * s.head_dim * dtype_bytes(kAct));
       p.o_dtype = kAct;
       params_.push_back(p);
-      whole_.push_back(whole_layer(p, tokens));
+      whole_.push_back(whole_layer(p, tokens, layer > 0 ? &whole_[0] : nullptr));
     }
     std::vector<int32_t> start, slot, parent;
     for (int64_t i = 0; i <= batch; ++i) start.push_back(static_cast<int32_t>(i * windows.tokens));
@@ -168,7 +168,9 @@ class Problem {
  private:
   static constexpr int kSteps = 16;
 
-  LayerStepParams whole_layer(const RecurrentStepParams& p, int64_t tokens) {
+  // Layers hand their activations on in the same memory, that of the first.
+  LayerStepParams whole_layer(const RecurrentStepParams& p, int64_t tokens,
+                              const LayerStepParams* first) {
     const auto& s = p.shape;
     const bool mamba = s.family == Family::kMamba2;
     const int64_t values = s.heads * s.head_dim, keys = s.key_heads * s.state_dim;
@@ -181,13 +183,13 @@ class Problem {
     l.conv.v = mamba ? 0 : 2 * keys;
     l.conv.k = mamba ? values : keys;
     l.conv.q = mamba ? values + keys : 0;
-    l.conv.x = memory_.random(tokens * l.conv.channels, kAct);
+    l.conv.x = first ? first->conv.x : memory_.random(tokens * l.conv.channels, kAct);
     l.conv.weight = memory_.random<float>(ring_.conv_kernel * l.conv.channels, DType::kFloat32);
     l.conv.bias = memory_.random<float>(l.conv.channels, DType::kFloat32);
     l.conv.inputs = memory_.random(
         batch_ * conv_rows(ring_.conv_kernel, ring_.max_window) * l.conv.channels, kAct);
-    l.gates.strength = memory_.random(tokens * s.heads, kAct);
-    l.gates.decay = memory_.random(tokens * s.heads, kAct);
+    l.gates.strength = first ? first->gates.strength : memory_.random(tokens * s.heads, kAct);
+    l.gates.decay = first ? first->gates.decay : memory_.random(tokens * s.heads, kAct);
     l.gates.stride = s.heads;
     l.gates.bias = memory_.random<float>(s.heads, DType::kFloat32);
     l.gates.a = memory_.random<float>(s.heads, DType::kFloat32, 0.1f, -0.2f);
@@ -196,14 +198,14 @@ class Problem {
     l.gate_stride = p.gate_stride;
     l.channel_gate = p.channel_gate;
     if (mamba) l.skip = memory_.random<float>(s.heads, DType::kFloat32);
-    l.norm.z = memory_.random(tokens * values, kAct);
+    l.norm.z = first ? first->norm.z : memory_.random(tokens * values, kAct);
     l.norm.z_stride = values;
     l.norm.weight = memory_.random<float>(values, DType::kFloat32);
     l.norm.group_dim = mamba ? values / s.key_heads : s.head_dim;
     l.norm.weight_per_group = !mamba;
     l.norm.gate_first = mamba;
     l.norm.eps = 1e-5f;
-    l.y = memory_.take<void>(tokens * values * dtype_bytes(kAct));
+    l.y = first ? first->y : memory_.take<void>(tokens * values * dtype_bytes(kAct));
     l.y_dtype = kAct;
     if (!workspace_) workspace_ = memory_.take<void>(cuda::layer_workspace_bytes(l));
     return l;

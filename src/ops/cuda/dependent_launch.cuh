@@ -35,7 +35,7 @@ void reserve_shared(const char* what, void (*kernel)(Params...), int bytes) {
              what);
 }
 
-// The launch of a kernel in clusters of blocks. Larger ones than 8 must be allowed first.
+// `what` names the op. Blocks run in clusters.
 template <class... Params, class... Args>
 void launch_dependent_clusters(const char* what, void (*kernel)(Params...), dim3 grid, dim3 cluster,
                                int threads, int shared_bytes, cudaStream_t stream,
@@ -56,7 +56,6 @@ void launch_dependent_clusters(const char* what, void (*kernel)(Params...), dim3
   check_cuda(cudaLaunchKernelEx(&config, kernel, args...), what);
 }
 
-// `what` names the op.
 template <class... Params, class... Args>
 void launch_dependent(const char* what, void (*kernel)(Params...), dim3 grid, int threads,
                       int shared_bytes, cudaStream_t stream, const Args&... args) {

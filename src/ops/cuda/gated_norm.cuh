@@ -1,9 +1,10 @@
-// The gated norm of groups, each in a team of threads: a power of two, a part of a warp or a block.
+// The gated norm of a group of channels that a team of threads shares: a power of two, a part of a
+// warp or a block.
 #pragma once
 
 #include "ops/cuda/activations.cuh"
-#include "ops/cuda/norms.h"
 #include "ops/cuda/reduce.cuh"
+#include "replayssm/ops.h"
 
 namespace replayssm::cuda {
 
@@ -19,25 +20,36 @@ struct NormRule {
   }
 };
 
-// Gates become factors, values gated ones where the gate comes first. Adds their squares to the
-// sum. A zero stays one whatever its gate: padding has gates of any kind.
+// Four in turn, fours added.
 template <int kVec>
-__device__ inline float gate_run(const NormRule& rule, float (&x)[kVec], float (&gate)[kVec],
-                                 float sum = 0) {
+__device__ inline float sum_of_squares(const float* x) {
+  if constexpr (kVec > 4) {
+    return sum_of_squares<kVec / 2>(x) + sum_of_squares<kVec / 2>(x + kVec / 2);
+  } else {
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) sum = fmaf(x[e], x[e], sum);
+    return sum;
+  }
+}
+
+// Gates become factors, values gated ones where the gate comes first. Returns the sum of their
+// squares. A zero stays one whatever its gate: padding has gates of any kind.
+template <int kVec>
+__device__ inline float gate_values(const NormRule& rule, float (&x)[kVec], float (&gate)[kVec]) {
 #pragma unroll
   for (int e = 0; e < kVec; ++e) {
     const float z = gate[e];
     gate[e] = rule.activation == GateActivation::kSilu ? silu(z) : sigmoid(z);
     if (x[e] == 0) gate[e] = 0;
     if (rule.gate_first) x[e] *= gate[e];
-    sum = fmaf(x[e], x[e], sum);
   }
-  return sum;
+  return sum_of_squares<kVec>(x);
 }
 // gate: factors.
 template <int kVec>
-__device__ inline void scale_run(const NormRule& rule, float scale, float (&x)[kVec],
-                                 const float (&gate)[kVec], const float (&weight)[kVec]) {
+__device__ inline void scale_values(const NormRule& rule, float scale, float (&x)[kVec],
+                                    const float (&gate)[kVec], const float (&weight)[kVec]) {
 #pragma unroll
   for (int e = 0; e < kVec; ++e) {
     if (rule.has_weight) x[e] = x[e] * scale * weight[e];
@@ -45,7 +57,8 @@ __device__ inline void scale_run(const NormRule& rule, float scale, float (&x)[k
   }
 }
 
-// The sum over a team, in each of its threads. shared: a float per warp, for teams beyond one.
+// The sum over a team whose threads have eight channels each, in all of them. shared: a float per
+// warp, for teams beyond one.
 __device__ inline float team_sum(float x, int team, float* shared) {
   for (int d = min(team, 32) / 2; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
   if (team <= 32) return x;
@@ -56,21 +69,11 @@ __device__ inline float team_sum(float x, int team, float* shared) {
   for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
   return x;
 }
-
-// A thread's share of a group: kChunks runs of kVec channels, those for which active(chunk). x
-// becomes the result.
-template <int kVec, int kChunks, class Active>
-__device__ inline void gated_norm(const NormRule& rule, Active&& active, int team, float* shared,
-                                  float (&x)[kChunks][kVec], float (&gate)[kChunks][kVec],
-                                  const float (&weight)[kChunks][kVec]) {
-  float sum = 0;
-#pragma unroll
-  for (int c = 0; c < kChunks; ++c)
-    if (active(c)) sum = gate_run(rule, x[c], gate[c], sum);
-  const float scale = rule.scale(team_sum(sum, team, shared));
-#pragma unroll
-  for (int c = 0; c < kChunks; ++c)
-    if (active(c)) scale_run(rule, scale, x[c], gate[c], weight[c]);
+// The same of up to 32 lanes that have four each.
+__device__ inline float quad_team_sum(float x, int team) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  for (int d = team / 2; d > 1; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
+  return x;
 }
 
 }  // namespace replayssm::cuda

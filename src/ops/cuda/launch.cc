@@ -4,6 +4,16 @@
 #include "ops/cuda/check_cuda.h"
 
 namespace replayssm::cuda {
+namespace {
+
+bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device) {
+  if (step.shape.head_dim % (config.slices * kPassRows) != 0) return false;
+  return step_layout(step.shape, step.ring, step.types, config).total <=
+         device.shared_bytes_per_block;
+}
+
+}  // namespace
+
 Device current_device() {
   int device = 0;
   Device result;
@@ -25,12 +35,6 @@ StepDescription describe(const RecurrentStepParams& params) {
                     .read = params.state.read_copy.data ? params.state.read_copy.dtype
                                                         : params.state.checkpoint_dtype},
           .sequences = params.batch.sequences};
-}
-
-bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device) {
-  if (step.shape.head_dim % (config.slices * kPassRows) != 0) return false;
-  return step_layout(step.shape, step.ring, step.types, config).total <=
-         device.shared_bytes_per_block;
 }
 
 LaunchConfig choose_launch(const StepDescription& step, const Device& device) {

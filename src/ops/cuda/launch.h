@@ -25,8 +25,6 @@ struct StepDescription {
 };
 
 StepDescription describe(const RecurrentStepParams& params);
-// Whether blocks cut so have passes of whole rows, and shared memory enough.
-bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device);
 LaunchConfig choose_launch(const StepDescription& step, const Device& device);
 
 // "heads=2 slices=1 warps=4".

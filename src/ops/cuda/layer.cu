@@ -64,15 +64,11 @@ void norm_outputs(const LayerStepParams& p, const float* o, cudaStream_t stream)
                  stream);
 }
 
-// Blocks that have a group of the norm together; 1: a block has whole groups; 0: neither.
-int blocks_of_group(const LayerStepParams& p, const LaunchConfig& config) {
-  const int64_t columns = p.shape.head_dim * config.heads / config.slices;
-  const int64_t group = p.norm.group_dim;
-  if (columns % kNormRun != 0) return 0;
-  if (columns % group == 0) return group <= 32 * kNormRun && group % kNormRun == 0 ? 1 : 0;
-  const auto blocks = static_cast<int>(group / columns);
-  const bool whole = group % columns == 0 && blocks % config.slices == 0;
-  return whole && blocks <= kMaxCluster && has_dependent_launch("layer_step") ? blocks : 0;
+// Groups are heads that a warp can take, and the blocks of a head's slices can be a cluster.
+bool norms_in_blocks(const LayerStepParams& p, const LaunchConfig& config) {
+  const bool clusters = config.slices <= kMaxCluster && has_dependent_launch("layer_step");
+  return p.norm.group_dim == p.shape.head_dim && p.norm.group_dim <= 4 * 32 &&
+         (config.slices == 1 || clusters);
 }
 
 // A launch for each op.
@@ -89,15 +85,6 @@ LaunchConfig config_of(const LayerStepParams& p, const Device& device) {
   return fitting_launch(recurrent_part(p, LayerWorkspace(p)), device);
 }
 
-// That of the recurrence, but with fewer slices where a group of the norm then fits into a cluster.
-LaunchConfig fused_config(const LayerStepParams& p, const Device& device) {
-  const LaunchConfig config = config_of(p, device);
-  const StepDescription step = describe(recurrent_part(p, LayerWorkspace(p)));
-  for (LaunchConfig fewer = config; fewer.slices >= 1; fewer.slices /= 2)
-    if (blocks_of_group(p, fewer) > 0 && fits(step, fewer, device)) return fewer;
-  return config;
-}
-
 }  // namespace
 
 int64_t layer_workspace_bytes(const LayerStepParams& params) {
@@ -110,28 +97,27 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
   const LayerWorkspace w(p, workspace);
   RecurrentStepParams step = recurrent_part(p, w);
   if (p.batch.sequences == 0 || p.tokens == 0) return;
-  if (p.batch.ring.conv_kernel > kFusedTaps) return run_ops(p, w, config, stream);
+  if (p.batch.ring.conv_kernel != kFusedTaps) return run_ops(p, w, config, stream);
   StepLaunch launch;
   launch.projected = p.projected_dtype;
   launch.conv = p.conv;
   launch.gates = p.gates;
   launch.conv_rows = FastDivide(
       static_cast<uint32_t>(conv_rows(p.batch.ring.conv_kernel, p.batch.ring.max_window)));
-  const int blocks = blocks_of_group(p, config);
-  if (blocks > 0) {
+  const bool in_blocks = norms_in_blocks(p, config);
+  if (in_blocks) {
     launch.norm = p.norm;
-    launch.norm_team = static_cast<int>(std::bit_ceil(uint64_t(p.norm.group_dim) / kNormRun));
-    launch.cluster_blocks = blocks;
+    launch.norm_team = static_cast<int>(2 * std::bit_ceil(uint64_t(p.norm.group_dim) / 8));
     step.o = p.y;
     step.o_dtype = p.y_dtype;
   }
   run_step(step, config, launch, stream);
-  if (blocks == 0) norm_outputs(p, w.o, stream);
+  if (!in_blocks) norm_outputs(p, w.o, stream);
 }
 
 void layer_step(const LayerStepParams& p, void* workspace, const Device& device,
                 cudaStream_t stream) {
-  layer_step(p, workspace, fused_config(p, device), stream);
+  layer_step(p, workspace, config_of(p, device), stream);
 }
 
 void layer_step_unfused(const LayerStepParams& p, void* workspace, const Device& device,

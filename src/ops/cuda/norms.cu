@@ -46,10 +46,17 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
   const NormRule rule{static_cast<int>(p.group_dim), p.weight != nullptr, p.gate_first,
                       p.activation, p.eps};
-  gated_norm<kVec, kChunks>(rule, active, team, shared, x, gate, weight);
+  float sum = 0;
 #pragma unroll
   for (int c = 0; c < kChunks; ++c)
-    if (active(c)) store_run<kVec>(p.y, p.y_dtype, group * p.group_dim + at(c), x[c]);
+    if (active(c)) sum += gate_values(rule, x[c], gate[c]);
+  const float scale = rule.scale(team_sum(sum, team, shared));
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    if (!active(c)) continue;
+    scale_values(rule, scale, x[c], gate[c], weight[c]);
+    store_run<kVec>(p.y, p.y_dtype, group * p.group_dim + at(c), x[c]);
+  }
 }
 
 template <int kVec, int kChunks>
@@ -91,10 +98,11 @@ void check_norm(const GatedNormParams& p) {
 void gated_rms_norm(const GatedNormParams& p, cudaStream_t stream) {
   check_norm(p);
   if (p.rows == 0) return;
-  const bool vectors = p.group_dim % kNormRun == 0 && rows_aligned(p.x) && rows_aligned(p.y) &&
+  constexpr int kVec = 8;
+  const bool vectors = p.group_dim % kVec == 0 && rows_aligned(p.x) && rows_aligned(p.y) &&
                        rows_aligned(p.gate, p.gate_stride * dtype_bytes(p.gate_dtype)) &&
                        rows_aligned(p.weight);
-  if (vectors) return launch_norm<kNormRun, kMaxGroupDim / kNormRun / kMaxThreads>(p, stream);
+  if (vectors) return launch_norm<kVec, kMaxGroupDim / kVec / kMaxThreads>(p, stream);
   launch_norm<1, kMaxGroupDim / kMaxThreads>(p, stream);
 }
 

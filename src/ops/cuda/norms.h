@@ -8,9 +8,6 @@
 
 namespace replayssm::cuda {
 
-// Channels of a run: what a thread takes at once.
-inline constexpr int kNormRun = 8;
-
 // Largest group_dim.
 inline constexpr int64_t kMaxGroupDim = 8192;
 

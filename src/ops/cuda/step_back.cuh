@@ -1,5 +1,5 @@
-// What a fused step does behind the recurrence: the gated norm of the outputs, which all warps of a
-// block have left in shared memory. Sums add up as gated_rms_norm adds them.
+// What a fused step does behind the recurrence where the groups of its norm are heads. Outputs are
+// in shared memory; a lane takes four channels. Sums add up as gated_rms_norm adds them.
 #pragma once
 
 #include "ops/cuda/cluster.cuh"
@@ -19,13 +19,12 @@ class LayerBack {
         launch_(launch),
         b_(b),
         shared_(shared),
-        rule_{static_cast<int>(launch.norm.group_dim), launch.norm.weight != nullptr,
-              launch.norm.gate_first, launch.norm.activation, launch.norm.eps} {}
+        rule_{launch.head_dim, launch.norm.weight != nullptr, launch.norm.gate_first,
+              launch.norm.activation, launch.norm.eps} {}
 
   // All threads of the block call, and of its cluster.
   __device__ void run() const {
-    __syncthreads();
-    if (launch_.cluster_blocks > 1) {
+    if (launch_.config.slices > 1) {
       norm_in_cluster();
     } else {
       norm_in_block();
@@ -33,111 +32,92 @@ class LayerBack {
   }
 
  private:
-  using Values = float[1][kNormRun];
-
-  struct Place {
-    int64_t token, channel;  // of the layer's
+  // Four channels of a token: gate and weight, then values.
+  struct Quad {
+    float x[4], gate[4], weight[4];
   };
-  __device__ Place place(int i, int column) const {
-    return {b_.token + i, b_.head * launch_.head_dim + b_.row + column};
-  }
-  __device__ void load_gate(const Place& at, Values& gate) const {
+
+  // column: the block's.
+  __device__ void load_factors(int i, int column, Quad& quad) const {
     const OutputNorm& norm = launch_.norm;
-    load_run<kNormRun>(norm.z, launch_.projected, at.token * norm.z_stride + at.channel, gate[0]);
-  }
-  __device__ void load_weight(const Place& at, Values& weight) const {
-    const OutputNorm& norm = launch_.norm;
+    const int channel = b_.head * launch_.head_dim + b_.row + column;
+    load_run<4>(norm.z, launch_.projected, (b_.token + i) * norm.z_stride + channel, quad.gate);
     if (!norm.weight) return;
-    const auto group_dim = static_cast<int>(norm.group_dim);
-    const int channel = static_cast<int>(at.channel);
-    load_constants<kNormRun>(norm.weight + (norm.weight_per_group ? channel % group_dim : channel),
-                             weight[0]);
+    const int from = norm.weight_per_group ? (b_.row + column) % launch_.head_dim : channel;
+    load_constants<4>(norm.weight + from, quad.weight);
   }
-  __device__ void store(const Place& at, const Values& y) const {
-    store_run<kNormRun>(p_.o, p_.o_dtype,
-                        at.token * (launch_.heads * launch_.head_dim) + at.channel, y[0]);
+  __device__ void load_values(int i, int column, Quad& quad) const {
+    load_elements<float, 4>(shared_.outputs(i) + column, quad.x);
+  }
+  __device__ void store(int i, int column, float scale, Quad& quad) const {
+    scale_values(rule_, scale, quad.x, quad.gate, quad.weight);
+    const int64_t token = b_.token + i;
+    store_run<4>(p_.o, p_.o_dtype,
+                 (token * launch_.heads + b_.head) * launch_.head_dim + b_.row + column, quad.x);
   }
 
-  // Whole groups: a team of threads for each and token.
+  // Whole heads: a team of lanes for each and token.
   __device__ void norm_in_block() const {
     const int team = launch_.norm_team, teams = blockDim.x / team;
-    const int groups = launch_.layout.columns / rule_.group_dim, count = groups * b_.window;
-    const int at = threadIdx.x % team * kNormRun;
+    const int heads = launch_.config.heads, count = heads * b_.window;
+    const int at = threadIdx.x % team * 4;
+    bool waited = false;
 #pragma unroll 1
     for (int first = 0; first < count; first += teams) {
-      const int n = first + threadIdx.x / team, i = n / groups;
-      const int column = (n - i * groups) * rule_.group_dim + at;
-      const bool exists = n < count && at < rule_.group_dim;
-      const Place to = place(i, column);
-      Values x, gate, weight;
+      const int n = first + threadIdx.x / team, i = n / heads;
+      const int column = (n - i * heads) * launch_.head_dim + at;
+      const bool exists = n < count && at < launch_.head_dim;
+      Quad quad;
+      if (exists) load_factors(i, column, quad);
+      if (!waited) __syncthreads();
+      waited = true;
+      float sum = 0;
       if (exists) {
-        load_gate(to, gate);
-        load_weight(to, weight);
-        load_run<float, kNormRun>(shared_.outputs(i) + column, x[0]);
+        load_values(i, column, quad);
+        sum = gate_values(rule_, quad.x, quad.gate);
       }
-      gated_norm<kNormRun, 1>(rule_, [&](int) { return exists; }, team, nullptr, x, gate, weight);
-      if (exists) store(to, x);
+      const float scale = rule_.scale(quad_team_sum(sum, team));
+      if (exists) store(i, column, scale, quad);
     }
   }
 
-  // One group, of which each block of the cluster has some runs: blocks read the sums of all runs
-  // from each other.
+  // A slice of one head: the blocks of all its slices are a cluster and read each other's sums.
   __device__ void norm_in_cluster() const {
-    const int runs = launch_.layout.columns / kNormRun;
+    const int quads = launch_.layout.columns / 4;
     // Where the states came through.
     auto* const sums = reinterpret_cast<float*>(shared_.stream_of_warps());
+    __syncthreads();
 #pragma unroll 1
-    for (int n = threadIdx.x; n < runs * b_.window; n += blockDim.x) {
-      const int i = n / runs, column = (n - i * runs) * kNormRun;
-      float* const outputs = shared_.outputs(i) + column;
-      Values x, gate;
-      load_gate(place(i, column), gate);
-      load_run<float, kNormRun>(outputs, x[0]);
-      sums[n] = gate_run(rule_, x[0], gate[0]);
-      if (rule_.gate_first) store_run<float, kNormRun>(outputs, x[0]);
+    for (int n = threadIdx.x; n < quads * b_.window; n += blockDim.x) {
+      const int i = n / quads, column = (n - i * quads) * 4;
+      Quad quad;
+      load_factors(i, column, quad);
+      load_values(i, column, quad);
+      sums[n] = gate_values(rule_, quad.x, quad.gate);
     }
     arrive_at_cluster();
     wait_for_cluster();
 #pragma unroll 1
-    for (int i = 0; i < b_.window; ++i) {
-      const float scale = rule_.scale(sum_of_cluster(sums + i * runs, runs));
-#pragma unroll 1
-      for (int run = threadIdx.x; run < runs; run += blockDim.x) {
-        const Place to = place(i, run * kNormRun);
-        Values x, gate, weight;
-        load_weight(to, weight);
-        load_run<float, kNormRun>(shared_.outputs(i) + run * kNormRun, x[0]);
-        if (!rule_.gate_first) {
-          load_gate(to, gate);
-          gate_run(rule_, x[0], gate[0]);
-        }
-        scale_run(rule_, scale, x[0], gate[0], weight[0]);
-        store(to, x);
-      }
+    for (int i = threadIdx.x / 32; i < b_.window; i += launch_.config.warps) {
+      const float scale = rule_.scale(sum_of_cluster(sums + i * quads, quads));
+      const int column = threadIdx.x % 32 * 4;
+      if (column >= launch_.layout.columns) continue;
+      Quad quad;
+      load_factors(i, column, quad);
+      load_values(i, column, quad);
+      gate_values(rule_, quad.x, quad.gate);
+      store(i, column, scale, quad);
     }
     arrive_at_cluster();
     wait_for_cluster();  // nobody leaves while its sums are read
   }
 
-  // In every thread: the sum over all runs of the group.
-  __device__ float sum_of_cluster(const float* sums, int runs) const {
-    const int team = launch_.norm_team, all = runs * launch_.cluster_blocks;
-    const int slices = launch_.config.slices, columns = launch_.cluster_blocks / slices;
-    float parts = 0;  // lane l: of the runs from 32 l on
-#pragma unroll 1
-    for (int first = 0; first < team; first += 32) {
-      const int run = first + threadIdx.x % min(team, 32);
-      float x = 0;
-      if (run < all) {
-        const int block = run / runs, column = block / slices;
-        x = load_from_block(sums + run - block * runs,
-                            column + (block - column * slices) * columns);
-      }
-      x = team_sum(x, min(team, 32), nullptr);
-      if (team <= 32) return x;
-      if (threadIdx.x % 32 == first / 32) parts = x;
-    }
-    return team_sum(parts, 32, nullptr);
+  // In every lane: the sum over all quads of the head.
+  __device__ float sum_of_cluster(const float* sums, int quads) const {
+    const int lane = threadIdx.x % launch_.norm_team, block = lane / quads;
+    float x = 0;
+    if (block < launch_.config.slices) x = load_from_block(sums + lane - block * quads, block);
+    return quad_team_sum(x, launch_.norm_team);
   }
 
   const RecurrentStepParams& p_;

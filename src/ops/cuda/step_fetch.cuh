@@ -55,6 +55,7 @@ class RowFetch {
         shared_.strengths(head)[j] = gates.b;
         if constexpr (kFamily != Family::kKimiDelta) shared_.log_decays(head)[j] = gates.g;
       });
+      if (launch_.norm.z) front_.prefetch_gates();
     } else {
       wait_for_predecessor();
       copy_window();

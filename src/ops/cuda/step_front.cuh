@@ -47,6 +47,21 @@ class LayerFront {
     }
   }
 
+  // Brings the outputs' gates nearer: they are read at the end. The last threads do.
+  __device__ void prefetch_gates() const {
+    constexpr int kChannels = 32;
+    const OutputNorm& norm = launch_.norm;
+    const auto bytes = static_cast<int>(dtype_bytes(launch_.projected));
+    const int first = (blockDim.x - 1 - threadIdx.x) * kChannels;
+#pragma unroll 1
+    for (int i = 0; i < b_.window; ++i) {
+      const int64_t from =
+          (b_.token + i) * norm.z_stride + b_.head * launch_.head_dim + b_.row + first;
+      if (first < launch_.layout.columns)
+        prefetch_line(static_cast<const char*>(norm.z) + from * bytes);
+    }
+  }
+
   __device__ StepGates gates(int head, int i) const {
     const ScalarGates& g = launch_.gates;
     const int at = b_.head + head;
@@ -64,6 +79,17 @@ class LayerFront {
 
  private:
   static constexpr int kElems = kConvUnit, kTaps = kFusedTaps, kLast = kTaps - 1;
+
+  // kElems inputs.
+  struct Run {
+    Word<kElems* int(sizeof(Act))> word;
+
+    __device__ void unpack(float (&x)[kElems]) const {
+#pragma unroll
+      for (int w = 0; w < kElems * int(sizeof(Act)) / 4; ++w)
+        widen<Act>(reinterpret_cast<const uint32_t*>(&word)[w], x + w * (4 / sizeof(Act)));
+    }
+  };
 
   // Some channels, and where they go.
   struct Unit {
@@ -86,46 +112,33 @@ class LayerFront {
             b_.leads_key};
   }
 
-  // kElems inputs.
-  struct Run {
-    Word<kElems* int(sizeof(Act))> word;
-
-    __device__ void unpack(float (&x)[kElems]) const {
-#pragma unroll
-      for (int w = 0; w < kElems * int(sizeof(Act)) / 4; ++w)
-        widen<Act>(reinterpret_cast<const uint32_t*>(&word)[w], x + w * (4 / sizeof(Act)));
-    }
-  };
-
   // What no kernel of the step writes: weights, bias, the inputs before the window.
   struct Taps {
     float weight[kTaps][kElems], bias[kElems];
     Run in[kTaps];
+    Act* kept;  // these channels of the slot's first row
   };
-  __device__ int missing() const { return kTaps - p_.batch.ring.conv_kernel; }
   __device__ void load(const Unit& u, Taps& taps) const {
     const LayerConv& conv = launch_.conv;
-    const float* weight = conv.weight + u.channel;
+    taps.kept = static_cast<Act*>(conv.inputs) + u.channel +
+                static_cast<int64_t>(b_.slot) * (rows() * channels());
 #pragma unroll
     for (int j = 0; j < kTaps; ++j) {
-      if (j < missing()) continue;
-      load_constants<kElems>(weight, taps.weight[j]);
-      weight += conv.channels;
-      if (j < kLast) taps.in[j] = *kept(j - kLast, u.channel);
+      load_constants<kElems>(conv.weight + u.channel + j * channels(), taps.weight[j]);
+      if (j < kLast) taps.in[j] = kept(taps, j - kLast);
     }
 #pragma unroll
     for (int e = 0; e < kElems; ++e) taps.bias[e] = 0;
     if (conv.bias) load_constants<kElems>(conv.bias + u.channel, taps.bias);
   }
+  __device__ int rows() const { return static_cast<int>(launch_.conv_rows.divisor); }
+  __device__ int channels() const { return static_cast<int>(launch_.conv.channels); }
 
   // The input of the token `row` of the window; below 0: behind the last committed one.
-  __device__ Run* kept(int row, int channel) const {
-    const int rows = static_cast<int>(launch_.conv_rows.divisor);
+  __device__ Run& kept(const Taps& taps, int row) const {
     int at = b_.conv_first + row;
-    at += at < 0 ? rows : at < rows ? 0 : -rows;
-    return reinterpret_cast<Run*>(
-        static_cast<Act*>(launch_.conv.inputs) +
-        (static_cast<int64_t>(b_.slot) * rows + at) * launch_.conv.channels + channel);
+    at += at < 0 ? rows() : at < rows() ? 0 : -rows();
+    return *reinterpret_cast<Run*>(taps.kept + at * channels());
   }
   // Rounded to the activation type. X: the projection's.
   template <class X>
@@ -150,13 +163,12 @@ class LayerFront {
     for (int i = 0; i < b_.window; ++i, to += u.stride) {
       in[kLast] = next;
       if (i + 1 < b_.window) next = fresh<X>(i + 1, u.channel);
-      if (p_.batch.parent) load_ancestors<X>(i, u.channel, in);
+      if (p_.batch.parent) load_ancestors<X>(i, u.channel, taps);
       float y[kElems];
 #pragma unroll
       for (int e = 0; e < kElems; ++e) y[e] = taps.bias[e];
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) {
-        if (j < missing()) continue;
         float x[kElems];
         in[j].unpack(x);
 #pragma unroll
@@ -165,19 +177,18 @@ class LayerFront {
 #pragma unroll
       for (int e = 0; e < kElems; ++e) y[e] = silu(y[e]);
       store_elements<Act, kElems>(to, y);
-      if (u.stores) *kept(i, u.channel) = in[kLast];
+      if (u.stores) kept(taps, i) = in[kLast];
 #pragma unroll
       for (int j = 0; j < kLast; ++j) in[j] = in[j + 1];
     }
   }
   // Token i of a tree: the taps before its own are its nearest ancestors, then what is kept.
   template <class X>
-  __device__ void load_ancestors(int i, int channel, Run (&in)[kTaps]) const {
+  __device__ void load_ancestors(int i, int channel, Taps& taps) const {
 #pragma unroll
     for (int j = kLast - 1; j >= 0; --j) {
-      if (j < missing()) break;
       i = i >= 0 ? p_.batch.parent[b_.token + i] : i - 1;
-      in[j] = i >= 0 ? fresh<X>(i, channel) : *kept(i, channel);
+      taps.in[j] = i >= 0 ? fresh<X>(i, channel) : kept(taps, i);
     }
   }
 

@@ -28,13 +28,9 @@ void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch
     const auto kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany>;
     const int bytes = launch.layout.total;
     reserve_shared("recurrent_step", kernel, bytes);
-    const int blocks = launch.cluster_blocks, slices = blocks > 1 ? launch.config.slices : 1;
-    if (blocks > 8) {
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                 "recurrent_step");
-    }
-    launch_dependent_clusters("recurrent_step", kernel, grid, dim3(blocks / slices, 1, slices),
-                              32 * launch.config.warps, bytes, stream, params, launch);
+    const dim3 cluster(1, 1, launch.norm.z ? static_cast<unsigned>(launch.config.slices) : 1);
+    launch_dependent_clusters("recurrent_step", kernel, grid, cluster, 32 * launch.config.warps,
+                              bytes, stream, params, launch);
   });
 }
 

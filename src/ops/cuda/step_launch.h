@@ -19,17 +19,14 @@ struct StepLaunch {
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 
   // Of a fused step (ops.h: LayerStepParams). conv.x null: v, k, q, b and g are given. norm.z null:
-  // outputs are stored as they are.
+  // outputs are stored as they are; else groups are heads, and the slices of one are a cluster.
   DType projected = DType::kFloat32;
   LayerConv conv;
   ScalarGates gates;
   OutputNorm norm;
   FastDivide conv_rows;  // by the rows of a slot's inputs
   int conv_units = 0;    // of kConvUnit channels that a block convolves
-  int norm_team = 0;     // threads whose sums are those of a group of the norm
-  // That have a group of the norm together and see each other's shared memory; 1: a block has whole
-  // groups.
-  int cluster_blocks = 1;
+  int norm_team = 0;     // lanes that have a head, four channels each
 };
 
 // How a step is cut into blocks whose rows of ring and window fit into shared memory.

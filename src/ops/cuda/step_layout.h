@@ -28,7 +28,7 @@ struct LaunchConfig {
 inline constexpr int kMaxWarps = 4;
 
 // Most blocks of a cluster.
-inline constexpr int kMaxCluster = 16;
+inline constexpr int kMaxCluster = 8;
 
 // Most tokens of a window.
 inline constexpr int kMaxWindow = 16;
@@ -36,7 +36,7 @@ inline constexpr int kMaxWindow = 16;
 // Rows of a state that a warp takes at once: a pass.
 inline constexpr int kPassRows = 8;
 
-// Channels that a thread of a fused step convolves at once, and the most taps of its convolution.
+// Channels that a thread of a fused step convolves at once, and the taps of its convolution.
 inline constexpr int kConvUnit = 4, kFusedTaps = 4;
 
 // Words of 16 bytes that a lane has in flight: so many groups of so many.
