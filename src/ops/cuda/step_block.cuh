@@ -121,10 +121,9 @@ class BlockShared {
   __device__ float* channel_decays(int head, int j) const {
     return floats(layout_.decays) + (head * layout_.rows + j) * kPadded;
   }
-  // As they came.
+  // As they came, until there are decays in their place.
   __device__ Act* raw_gates(int head, int j) const {
-    return reinterpret_cast<Act*>(memory_ + layout_.raw_gates) +
-           (head * layout_.rows + j) * kKeyStride;
+    return reinterpret_cast<Act*>(channel_decays(head, j) + kPadded) - kState;
   }
   // The delta rule: what makes a raw key one of length 1.
   __device__ float* key_factors() const { return floats(layout_.factors); }

@@ -106,16 +106,6 @@ class RowFetch {
       if constexpr (kFamily != Family::kKimiDelta)
         p_.state.ring_g[at] = shared_.log_decays(head)[j];
     });
-    if constexpr (kFamily == Family::kKimiDelta) {
-#pragma unroll 1
-      for (int head = 0; head < launch_.config.heads; ++head)
-#pragma unroll 1
-        for (int j = b_.history + threadIdx.x / kRowThreads; j < b_.rows;
-             j += blockDim.x / kRowThreads)
-#pragma unroll
-          for (int at = threadIdx.x % kRowThreads * kElems; at < kState; at += kRowThreads * kElems)
-            move(ring_gate(head, j) + at, shared_.raw_gates(head, j) + at);
-    }
   }
 
  private:
@@ -185,16 +175,19 @@ class RowFetch {
     return static_cast<const Act*>(rows) + b_.token * stride + at;
   }
 
-  // Kimi Delta's: a warp per row of a head, four columns a lane.
+  // Kimi Delta's: a warp per row of a head, four columns a lane. Those of the window go to the ring.
   __device__ void form_channel_decays(int end) const {
-    const int column = threadIdx.x % 32 * 4, warps = launch_.config.warps;
+    const int column = threadIdx.x % 32 * 4;
 #pragma unroll 1
     for (int head = 0; head < launch_.config.heads; ++head) {
       const ChannelDecays channels(p_.channel_gate, b_.head + head, kState, column);
 #pragma unroll 2
-      for (int j = threadIdx.x / 32; j < end; j += warps) {
+      for (int j = threadIdx.x / 32; j < end; j += launch_.config.warps) {
         float x[4];
         load_elements<Act, 4>(shared_.raw_gates(head, j) + column, x);
+        __syncwarp();
+        if (j >= b_.history && b_.owns_gates)
+          store_elements<Act, 4>(ring_gate(head, j) + column, x);
         channels.apply(x);
         store_elements<float, 4>(shared_.channel_decays(head, j) + padded_index(column), x);
       }

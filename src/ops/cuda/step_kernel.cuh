@@ -27,7 +27,7 @@ namespace replayssm::cuda {
 
 // Blocks of a multiprocessor: what the registers are shared among.
 template <Family kFamily, class Checkpoint, class Read, bool kMany>
-inline constexpr int kBlocks = kFamily == Family::kMamba2 && !kMany &&
+inline constexpr int kBlocks = kFamily != Family::kKimiDelta && !kMany &&
                                        std::is_same_v<Checkpoint, float> && std::is_void_v<Read>
                                    ? 5
                                    : 4;
@@ -205,11 +205,10 @@ class BlockStep {
     }
   }
 
-  // Windows of several tokens, and the delta rule, replay more: two passes share what they need of a
-  // row.
+  // Windows of several tokens replay more: two passes share what they need of a row.
   template <class G, class S>
   __device__ void replay(WarpStream& stream) const {
-    constexpr int kPasses = kMany || is_delta(kFamily) ? 2 : 1, kStep = G::kPasses > kPasses ? G::kPasses : kPasses;
+    constexpr int kPasses = kMany ? 2 : 1, kStep = G::kPasses > kPasses ? G::kPasses : kPasses;
     const RowReplay<kFamily, Act, Checkpoint, Read, kState, kPasses> replay(p_, launch_, b_,
                                                                             shared_);
     for_heads([&](int head, int pass, int stop) {

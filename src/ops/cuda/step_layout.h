@@ -133,9 +133,7 @@ struct StepLayout {
   int outputs = 0;        // [window, columns]
   int fold_terms = 0;     // folding on the tensor cores: [heads]
   int fold_matrices = 0;  // the delta rule's, [heads]
-  int fold_rows = 0;      // what a fold hands from lane to lane, [warps]; where products and steps
-                          // were
-  int raw_gates = 0;      // Kimi Delta: [heads, rows], as they came, row_stride apart
+  int fold_rows = 0;      // what a fold hands from lane to lane, [warps]
   int total = 0;
 };
 
@@ -184,7 +182,7 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   s.window = ring.max_window;
   s.tokens = config.heads * s.window;
   s.columns = static_cast<int>(shape.head_dim) * config.heads / config.slices;
-  s.product_stride = round_up(s.rows, 16) + 4;
+  s.product_stride = round_up(s.rows - 4, 16) + 4;  // eight lanes by four meet no bank twice
   s.weight_stride = round_up(s.rows, 16) + 8;
   s.step_stride = round_up(s.rows + s.window, 16) + 8;
   const bool gram = uses_gram(shape.family, types.activation, s.rows);
@@ -199,14 +197,16 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   if (!mamba) s.factors = take(4 * s.rows);
   const bool folds = folds_in_tiles(shape.family, types.activation, types.checkpoint,
                                     types.read != types.checkpoint);
-  if (kimi) s.raw_gates = take(config.heads * s.rows * row_stride(state, act) * act);
-  const int shared_from = s.total;
+  // What is dead when outputs are formed lies where these and what folds hand over do.
+  const int early = s.total;
   if (mamba || gram) s.products = take(4 * (s.window + (gram ? s.rows : 0)) * s.product_stride);
   if (gram) s.steps = take(s.tokens * s.step_stride * 2 * kParts);
+  const int early_end = s.total;
+  s.total = early;
+  s.outputs = take(4 * s.window * s.columns);
+  if (folds) s.fold_rows = take(config.warps * kFoldRowBytes);
+  s.total = s.total > early_end ? s.total : early_end;
   if (folds) {
-    s.fold_rows = shared_from;
-    const int fold_end = shared_from + config.warps * kFoldRowBytes;
-    s.total = s.total > fold_end ? s.total : fold_end;
     s.fold_terms = take(config.heads * static_cast<int>(sizeof(FoldTerms)));
     if (!mamba) s.fold_matrices = take(config.heads * static_cast<int>(sizeof(FoldMatrix)));
   }
@@ -222,7 +222,6 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   s.part_scales = take(4 * targets);
   s.output_scales = take(4 * s.tokens);
   if (dtype_bytes(types.read) == 1) s.row_scales = take(4 * s.columns);
-  s.outputs = take(4 * s.window * s.columns);
   return s;
 }
 
