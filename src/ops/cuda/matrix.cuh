@@ -25,6 +25,17 @@ __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
   }
 }
 
+// The same with fp32 numbers, whose last 13 bits are not taken, and a [16, 8], b [8, 8]. Lane l has
+// rows l / 4 and the eighth behind it of a and column l / 4 of b, columns, or rows, l % 4 and the
+// fourth behind it.
+__device__ inline void mma_halves(float (&c)[4], const float4& a, float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)),
+        "r"(__float_as_uint(a.w)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
 // Four tiles: lane l says where row l % 8 of tile l / 8 lies in shared memory, 16 bytes.
 __device__ inline void load_tiles(uint32_t (&tile)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -47,10 +58,10 @@ __device__ inline void load_tiles(uint32_t (&tile)[2], const void* row) {
 }
 __device__ inline void store_tiles(void* row, const uint32_t (&tile)[4]) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared_address(row)),
-               "r"(tile[0]), "r"(tile[1]), "r"(tile[2]), "r"(tile[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+      "r"(tile[0]), "r"(tile[1]), "r"(tile[2]), "r"(tile[3])
+      : "memory");
 #else
   const uint32_t mine = shared_address(row), lane = threadIdx.x % 32;
 #pragma unroll

@@ -37,6 +37,8 @@ struct BlockPlace {
   }
 };
 
+static_assert(sizeof(BlockPlace) <= kPlaceBytes);
+
 // Past the first-level cache: the kernel that moved the cursor may have ended just now.
 __device__ inline Cursor current_cursor(const Cursor* cursor) {
   Cursor c;
@@ -103,6 +105,9 @@ class BlockShared {
   __device__ BlockShared(const StepLayout& layout, char* memory)
       : layout_(layout), memory_(memory) {}
 
+  __device__ BlockPlace& place() const {
+    return *reinterpret_cast<BlockPlace*>(memory_ + layout_.place);
+  }
   __device__ Act* key(int j) const {
     return reinterpret_cast<Act*>(memory_ + layout_.keys) + j * kKeyStride;
   }
@@ -151,9 +156,9 @@ class BlockShared {
   __device__ float* target(int head, int i) const {
     return floats(layout_.targets) + target_index(head, i) * kPadded;
   }
-  // Its parts, kPartStride apart, and what their products are scaled by.
-  __device__ void* parts(int head, int i, int count) const {
-    return memory_ + layout_.parts + target_index(head, i) * count * (kPartStride * 2);
+  // As operands, so many bytes, and what their products are scaled by.
+  __device__ void* parts(int head, int i, int bytes) const {
+    return memory_ + layout_.parts + target_index(head, i) * bytes;
   }
   __device__ float& part_scale(int head, int i) const {
     return floats(layout_.part_scales)[target_index(head, i)];

@@ -10,6 +10,7 @@ namespace replayssm::cuda {
 template <Family kOf, class Act, int kState, bool kMany>
 struct StepContext {
   using Element = Act;
+  static constexpr bool kManyTokens = kMany;
   static constexpr Family kFamily = kOf;
   static constexpr bool kOperands = are_operands(device_dtype<Act>());
   using Shared = BlockShared<kFamily, Act, kState>;
@@ -24,11 +25,9 @@ struct StepContext {
   __device__ int warps() const { return launch.config.warps; }
   __device__ int window() const { return kMany ? b.window : 1; }
 
-  // Tokens that a warp takes together: what each waits for, the others fill.
-  static constexpr int kTogether = kMany ? 4 : 1;
-
-  // Calls fn(head, i), a warp for each head and kTogether tokens from i on.
-  template <class Fn>
+  // Calls fn(head, i), a warp for each head and kTogether tokens from i on: what each token waits
+  // for, the others fill.
+  template <int kTogether, class Fn>
   __device__ void for_tokens(Fn&& fn) const {
     const int groups = kMany ? (b.window + kTogether - 1) / kTogether : b.window;
 #pragma unroll 1
@@ -60,10 +59,13 @@ struct StepContext {
     return j < b.history || (path >> (j - b.history) & 1) != 0;
   }
 
-  // The value of row j adds c v_j to the output of token i; from b.rows to the next multiple of 16
-  // there must be zeros.
-  __device__ void store_weight(int head, int i, int j, float c) const {
-    if (j == b.history + i && p.skip) c += p.skip[b.head + head];
+  // Mamba-2's D of a head.
+  __device__ float skip(int head) const { return p.skip ? __ldg(p.skip + b.head + head) : 0.0f; }
+
+  // The value of row j adds c v_j to the output of token i, its own value `skip` times besides.
+  // From b.rows to the next multiple of 16 there must be zeros.
+  __device__ void store_weight(int head, int i, int j, float c, float skip) const {
+    if (j == b.history + i) c += skip;
     if constexpr (kOperands) {
       store_operand_parts(shared.weights(0, head, i) + j, launch.layout.weight_stride, c);
     } else {

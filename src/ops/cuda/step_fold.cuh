@@ -36,8 +36,18 @@ class TileFold {
   }
 
  private:
-  static constexpr int kHandParts = 2, kHandStride = kMostTileRows + 8;  // operands
-  static constexpr int kKnownStride = kMostTileRows + 4;                 // floats
+  static constexpr int kHandParts = 2;
+  static_assert(kMostTileRows == 16);
+
+  // What is handed over, in orders that let eight lanes meet no bank twice: four numbers of a row
+  // from 4 n on; eight operands of a part from 8 n on.
+  __device__ float4* known(int row, int n) const {
+    return reinterpret_cast<float4*>(c_.shared.fold_rows()) + row * 4 + (n ^ (row / 2 % 4));
+  }
+  __device__ uint4* writes(int part, int row, int n) const {
+    return reinterpret_cast<uint4*>(c_.shared.fold_rows()) + (part * 16 + row) * 2 +
+           (n ^ (row / 4 % 2));
+  }
 
   // Where row lane % 16 of keys lies, or zeros.
   __device__ const Bf16* key(int row, int offset, int column) const {
@@ -48,20 +58,19 @@ class TileFold {
   // Hands over S k_j.
   __device__ void multiply_keys(const Tile& tile) const {
     const int lane = c_.lane(), row = lane / 16 * 8 + lane % 8;
-    float known[2][4] = {};
+    float sum[2][4] = {};
     tile.for_steps([&](int k, const uint32_t(&a)[4]) {
       uint32_t b[4];
       load_tiles(b, key(row, lane / 8 % 2 * 8, 16 * k));
-      mma<Bf16>(known[0], a, b[0], b[1]);
-      mma<Bf16>(known[1], a, b[2], b[3]);
+      mma<Bf16>(sum[0], a, b[0], b[1]);
+      mma<Bf16>(sum[1], a, b[2], b[3]);
     });
-    auto* const to = reinterpret_cast<float*>(c_.shared.fold_rows());
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<float2*>(to + (half * 8 + lane / 4) * kKnownStride + n * 8 +
-                                   lane % 4 * 2) = {known[n][2 * half], known[n][2 * half + 1]};
+        reinterpret_cast<float2*>(known(half * 8 + lane / 4, 2 * n + lane % 4 / 2))[lane % 2] = {
+            sum[n][2 * half], sum[n][2 * half + 1]};
     __syncwarp();
   }
 
@@ -73,13 +82,13 @@ class TileFold {
     const Bf16* const values = c_.shared.value(0) + column + min(lane, count - 1);
     float h[kMostTileRows];
     if constexpr (kDelta) {
-      const auto* const known =
-          reinterpret_cast<const float*>(c_.shared.fold_rows()) + lane * kKnownStride;
 #pragma unroll
-      for (int j = 0; j < kMostTileRows; ++j) h[j] = delta.before[j] * known[j];
+      for (int n = 0; n < 4; ++n) *reinterpret_cast<float4*>(h + 4 * n) = *known(lane, n);
+#pragma unroll
+      for (int j = 0; j < kMostTileRows; ++j) h[j] *= delta.before[j];
       __syncwarp();
     }
-    auto* const to = reinterpret_cast<Bf16*>(c_.shared.fold_rows()) + lane * kHandStride;
+    uint32_t operands[kHandParts][4];
     float pair[2];
 #pragma unroll
     for (int j = 0; j < kMostTileRows; ++j) {
@@ -92,13 +101,12 @@ class TileFold {
           h[later] = fmaf(delta.matrix[j][later], y, h[later]);
       }
       pair[j % 2] = terms.behind[j] * y;
-      if (j % 2 == 1) {
+      if (j % 2 == 0) continue;
 #pragma unroll
-        for (int part = 0; part < kHandParts; ++part) {
-          const uint32_t operand = take_part<Bf16>(pair);
-          if (c_.lane() < 16)
-            *reinterpret_cast<uint32_t*>(to + part * 16 * kHandStride + j - 1) = operand;
-        }
+      for (int part = 0; part < kHandParts; ++part) {
+        operands[part][j / 2 % 4] = take_part<Bf16>(pair);
+        if (j % 8 == 7 && c_.lane() < 16)
+          *writes(part, lane, j / 8) = *reinterpret_cast<const uint4*>(operands[part]);
       }
     }
   }
@@ -106,12 +114,9 @@ class TileFold {
   // S' in place of S.
   __device__ void update(const Tile& tile, float total) const {
     const int lane = c_.lane(), row = lane % 16;
-    const auto* const from =
-        reinterpret_cast<const Bf16*>(c_.shared.fold_rows()) + row * kHandStride + lane / 16 * 8;
-    uint32_t writes[kHandParts][4];
+    uint32_t w[kHandParts][4];
 #pragma unroll
-    for (int part = 0; part < kHandParts; ++part)
-      load_tiles(writes[part], from + part * 16 * kHandStride);
+    for (int part = 0; part < kHandParts; ++part) load_tiles(w[part], writes(part, row, lane / 16));
 #pragma unroll
     for (int n = 0; n < kState / 16; ++n) {
       uint32_t b[4], s[4];
@@ -120,8 +125,8 @@ class TileFold {
       float sum[2][4] = {};
 #pragma unroll
       for (int part = kHandParts - 1; part >= 0; --part) {
-        mma<Bf16>(sum[0], writes[part], b[0], b[1]);
-        mma<Bf16>(sum[1], writes[part], b[2], b[3]);
+        mma<Bf16>(sum[0], w[part], b[0], b[1]);
+        mma<Bf16>(sum[1], w[part], b[2], b[3]);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // tile i: rows i % 2, columns i / 2

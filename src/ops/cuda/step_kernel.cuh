@@ -30,7 +30,8 @@ template <Family kFamily, class Checkpoint, class Read, bool kMany>
 inline constexpr int kBlocks = kFamily != Family::kKimiDelta && !kMany &&
                                        std::is_same_v<Checkpoint, float> && std::is_void_v<Read>
                                    ? 5
-                                   : 4;
+                               : kMany ? 3
+                                       : 4;
 
 // kMany: windows may have more than one token.
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany>
@@ -46,8 +47,11 @@ class BlockStep {
   using Shared = typename Context::Shared;
   using Fetch = RowFetch<kFamily, Act, kState>;
   using Back = LayerBack<kFamily, Act, kState>;
-  using Target = Targets<Context, std::conditional_t<kTiles, Source, void>>;
-  using ReadGroup = Group<Source, kState, kTiles ? Access::kTiles : Access::kRows>;
+  using Target = Targets<Context, std::conditional_t<kTiles || kMany, Source, void>>;
+  using ReadGroup = Group<Source, kState,
+                          kTiles  ? Access::kTiles
+                          : kMany ? Access::kQuads
+                                  : Access::kRows>;
   template <class S>
   using ReplayGroup = Group<S, kState, Access::kRows>;
 
@@ -93,10 +97,12 @@ class BlockStep {
     with_group([&]<class G, bool kReplay, class S>() {
       if constexpr (kReplay) {
         replay<G, S>(stream);
-      } else if constexpr (!kTiles) {
-        read_rows<G>(stream);
-      } else {
+      } else if constexpr (kTiles) {
         read_tiles<G>(stream);
+      } else if constexpr (kMany) {
+        read_quads<G>(stream);
+      } else {
+        read_rows<G>(stream);
       }
     });
     __syncwarp();
@@ -137,9 +143,7 @@ class BlockStep {
   // Calls fn<Group, kReplay>() for what this step streams.
   template <class Fn>
   __device__ void with_group(Fn&& fn) const {
-    // fp32 states meet the vectors of several tokens as rows that have been replayed do.
-    constexpr bool kReads = kTiles || !kMany;
-    if (kReads && b_.replayed == 0 && (!launch_.fold_all || b_.tiled > 0))
+    if (b_.replayed == 0 && (!launch_.fold_all || b_.tiled > 0))
       return fn.template operator()<ReadGroup, false, Source>();
     if constexpr (kHasCopy) {
       if (uses_copy()) return fn.template operator()<ReplayGroup<Source>, true, Source>();
@@ -158,6 +162,7 @@ class BlockStep {
     const Products<Context> products(context_);
     const Weights<Context> weights(context_);
     const Target targets(context_);
+    constexpr int kTogether = Weights<Context>::kTogether;
     const bool solves = kGram && launch_.layout.rows <= kMostGramRows && !b_.reads_after;
     if constexpr (kFamily == Family::kMamba2) {
       rows.form_decays(b_.replayed);
@@ -165,7 +170,7 @@ class BlockStep {
       if (b_.reads_after) return;
       products.multiply(false);
       __syncthreads();
-      context_.for_tokens([&](int head, int i) { weights.weigh(head, i); });
+      context_.template for_tokens<kTogether>([&](int head, int i) { weights.weigh(head, i); });
       form_folds(weights);
     } else if (solves) {
       if constexpr (kGram) {
@@ -173,7 +178,7 @@ class BlockStep {
         products.key_factors(b_.replayed);
         products.multiply(true);
         __syncthreads();
-        context_.for_tokens([&](int head, int i) { weights.solve(head, i); });
+        context_.template for_tokens<kTogether>([&](int head, int i) { weights.solve(head, i); });
         form_folds(weights);
         __syncthreads();
         targets.sum_keys();
@@ -182,7 +187,7 @@ class BlockStep {
       rows.form_decays(b_.rows);
       products.key_factors(b_.rows);
       if (!b_.reads_after) __syncthreads();
-      targets.walk_all();
+      context_.template for_tokens<Target::kWalks>([&](int head, int i) { targets.walk(head, i); });
     }
   }
   __device__ void form_folds(const Weights<Context>& weights) const {
@@ -259,6 +264,38 @@ class BlockStep {
         if (lane % 4 == 0) shared_.outputs(0)[pass * kPassRows + row] += sum;
       }
     });
+  }
+
+  // Several tokens and fp32 states: two passes of eight rows at a time.
+  template <class G>
+  __device__ void read_quads(WarpStream& stream) const {
+    static_assert(G::kPasses == 1);
+    const int lane = threadIdx.x % 32;
+    for_heads([&](int head, int pass, int stop) {
+#pragma unroll 1
+      for (; pass < stop; pass += 2) {
+        uint4 words[2][kGroupWords];
+        stream.template next<G>(words[0]);
+        if (pass + 1 < stop) stream.template next<G>(words[1]);
+#pragma unroll 1
+        for (int first = 0; first < b_.window; first += 8) {
+          const int i = first + lane / 4;
+          const void* const target = Target(context_).operands(head, min(i, b_.window - 1));
+          float o[2][2];
+          multiply_halves<kState>(words, target, o);
+#pragma unroll
+          for (int n = 0; n < 2; ++n)
+            if (i < b_.window && pass + n < stop)
+              add_pair(head, i, (pass + n) * kPassRows + lane % 4 * 2, o[n]);
+        }
+      }
+    });
+  }
+
+  __device__ void add_pair(int head, int i, int at, const float (&o)[2]) const {
+    float2& sum = *reinterpret_cast<float2*>(shared_.outputs(i) + at);
+    const float factor = scale(head, i);
+    sum = {fmaf(factor, o[0], sum.x), fmaf(factor, o[1], sum.y)};
   }
 
   template <class G>
@@ -349,7 +386,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
                           const __grid_constant__ StepLaunch launch) {
   using Step = BlockStep<kFamily, Act, Checkpoint, Read, kState, kMany>;
   extern __shared__ __align__(256) char memory[];
-  __shared__ BlockPlace place;
   release_successor();
   const typename Step::Shared shared(launch.layout, memory);
   // The number of warps is a power of two.
@@ -367,6 +403,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   if (!works) return wait_for_predecessor();
 
   WarpStream stream = early.fetch();
+  BlockPlace& place = shared.place();
   if (threadIdx.x == 0) place = b;
   __syncthreads();
   early.prepare();

@@ -88,6 +88,9 @@ struct FastDivide {
 constexpr int padded_index(int element) { return element + element / 32 * 4; }
 constexpr int padded_width(int state_dim) { return padded_index(state_dim); }
 
+// What a block remembers of where it stands.
+inline constexpr int kPlaceBytes = 128;
+
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
 // Elements from one row of keys, or values, in shared memory to the next: rows of eight lanes meet
@@ -98,6 +101,9 @@ constexpr int row_stride(int columns, int element_bytes) { return columns + 16 /
 constexpr int target_parts(Family family, DType activation, DType read) {
   return family == Family::kMamba2 && are_operands(activation) && read == activation ? 1 : kParts;
 }
+
+// Bytes of a vector that meets fp32 states on the tensor cores.
+constexpr int halves_stride(int state_dim) { return 8 * state_dim + 16; }
 
 // What a block keeps in shared memory: offsets in bytes. Rows are those of ring and window. The
 // sizes are what the launch allows; a sequence may use less.
@@ -111,22 +117,23 @@ struct StepLayout {
   int step_stride = 0;     // the same of steps
 
   int stream = 0;  // [warps] words that lanes have in flight
+  int place = 0;   // BlockPlace
   int keys = 0;    // [rows], then queries [window], as they came, row_stride apart
   int values = 0;  // [rows, columns], as they came, row_stride apart
   int zeros = 0;   // 16 bytes: what operands are read from where there is no row
   // Floats from here on, except for operands.
-  int strengths = 0;      // [heads, rows]
-  int log_decays = 0;     // [heads, rows] (not Kimi Delta)
-  int decays = 0;         // [heads, rows]; Kimi Delta: [heads, rows] padded rows
-  int factors = 0;        // delta: 1 / |k|, [rows]
-  int products = 0;       // of all rows with the queries, [window]; Gram form: with rows before
-  int weights = 0;        // what rows add to outputs: operands, [kParts, heads, window, rows];
-                          // general path: floats, [heads, window, rows]
-  int steps = 0;          // Gram form: targets are sums of keys and queries with these factors:
-                          // operands, [kParts, heads, window, rows and queries]
-  // Mamba-2's heads share theirs, the queries. A block has one kind, where states are not fp32:
+  int strengths = 0;   // [heads, rows]
+  int log_decays = 0;  // [heads, rows] (not Kimi Delta)
+  int decays = 0;      // [heads, rows]; Kimi Delta: [heads, rows] padded rows
+  int factors = 0;     // delta: 1 / |k|, [rows]
+  int products = 0;    // of all rows with the queries, [window]; Gram form: with rows before
+  int weights = 0;     // what rows add to outputs: operands, [kParts, heads, window, rows];
+                       // general path: floats, [heads, window, rows]
+  int steps = 0;       // Gram form: targets are sums of keys and queries with these factors:
+                       // operands, [kParts, heads, window, rows and queries]
+  // Mamba-2's heads share theirs, the queries. A block has one kind:
   int targets = 0;        // [heads, window] padded rows
-  int parts = 0;          // operands, [heads, window, target_parts], row_stride apart
+  int parts = 0;          // operands, [heads, window]
   int part_scales = 0;    // [heads, window]
   int output_scales = 0;  // [heads, window]
   int row_scales = 0;     // of an 8-bit read copy: [columns]
@@ -153,7 +160,7 @@ struct FoldMatrix {
 
 // Bytes that a warp hands from lane to lane for it: 16 rows of numbers, or of operands in two
 // parts.
-inline constexpr int kFoldRowBytes = 2 * 2 * 16 * (kMostTileRows + 8);
+inline constexpr int kFoldRowBytes = 4 * 16 * kMostTileRows;
 
 // Whether steps of these types fold on the tensor cores, up to kMostTileRows rows.
 constexpr bool folds_in_tiles(Family family, DType activation, DType checkpoint, bool has_copy) {
@@ -188,6 +195,7 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   const bool gram = uses_gram(shape.family, types.activation, s.rows);
   const int gates = 4 * config.heads * s.rows, targets = mamba ? s.window : s.tokens;
   s.stream = take(config.warps * 32 * kGroupsInFlight * kGroupWords * 16);
+  s.place = take(kPlaceBytes);
   s.keys = take((s.rows + s.window) * row_stride(state, act) * act);
   s.values = take(s.rows * row_stride(s.columns, act) * act);
   s.zeros = take(16);
@@ -213,12 +221,15 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   s.weights = take(s.tokens * s.weight_stride * (operands ? 2 * kParts : 4));
   s.targets = take(4 * targets * padded_width(state));
   s.parts = s.targets;
+  int part_bytes = 0;
   if (types.read != DType::kFloat32) {
-    const int parts_end =
-        s.parts + targets * target_parts(shape.family, types.activation, types.read) *
-                      row_stride(state, 2) * 2;
-    s.total = s.total > parts_end ? s.total : round_up(parts_end, 16);
+    part_bytes =
+        target_parts(shape.family, types.activation, types.read) * row_stride(state, 2) * 2;
+  } else if (s.window > 1) {
+    part_bytes = halves_stride(state);
   }
+  const int parts_end = s.parts + round_up(targets * part_bytes, 16);
+  s.total = s.total > parts_end ? s.total : parts_end;
   s.part_scales = take(4 * targets);
   s.output_scales = take(4 * s.tokens);
   if (dtype_bytes(types.read) == 1) s.row_scales = take(4 * s.columns);

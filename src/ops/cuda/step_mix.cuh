@@ -32,7 +32,7 @@ class Mix {
 
   // No row is mixed in: a token's own value alone may count.
   __device__ void keep_skipped(int head, int begin, int end) const {
-    const float skip = c_.p.skip ? c_.p.skip[c_.b.head + head] : 0.0f;
+    const float skip = c_.skip(head);
 #pragma unroll 1
     for (int i = 0; i < c_.b.window; ++i)
 #pragma unroll 1
@@ -45,8 +45,8 @@ class Mix {
     const int lane = c_.lane(), stride = c_.launch.layout.weight_stride;
     const int part_stride = c_.launch.layout.tokens * stride;
     // Lanes 0 to 15 say where two parts' tiles lie, the others the same of the next.
-    const Bf16* const weights = c_.shared.weights(0, head, min(first + lane % 8, c_.b.window - 1)) +
-                                lane / 8 % 2 * 8;
+    const Bf16* const weights =
+        c_.shared.weights(0, head, min(first + lane % 8, c_.b.window - 1)) + lane / 8 % 2 * 8;
     const Element* const values =
         c_.shared.value(lane / 16 * 8 + lane % 8) + begin + lane / 8 % 2 * 8;
     float sum[kTiles][4] = {};
@@ -85,7 +85,7 @@ class Mix {
     const float* const weights = c_.shared.plain_weights(head, i);
     float2 sum = {};
 #pragma unroll 4
-    for (int j = 0; j < c_.b.rows; ++j) {
+    for (int j = c_.b.first_mixed(); j < c_.b.rows; ++j) {
       if (weights[j] == 0) continue;
       float v[2];
       load_elements<Element, 2>(c_.shared.value(j) + at, v);

@@ -1,5 +1,5 @@
-// Vectors that meet 16-bit and 8-bit states on the tensor cores. A state's elements are exact as
-// 16-bit operands; a vector is the sum of parts that keep its 24 bits.
+// Vectors that meet states on the tensor cores. The elements of a 16-bit or 8-bit state are exact
+// as 16-bit operands; a vector is the sum of parts that keep its 24 bits.
 #pragma once
 
 #include "ops/cuda/matrix.cuh"
@@ -36,6 +36,14 @@ __device__ inline void store_parts(void* parts, int stride, int element, float x
 #pragma unroll
   for (int part = 0; part < kCount; ++part)
     *reinterpret_cast<uint32_t*>(to + part * stride) = take_part<Part>(pair);
+}
+
+// The operands that meet fp32 states: numbers in two halves, each of the 11 bits that the tensor
+// cores take. A pair of elements is 16 bytes, in the order of an instruction's operand.
+__device__ inline void store_halves(void* halves, int element, float x, float y) {
+  const float high_x = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+  const float high_y = __uint_as_float((__float_as_uint(y) + 0x1000u) & 0xffffe000u);
+  static_cast<float4*>(halves)[element / 2] = {high_x, x - high_x, high_y, y - high_y};
 }
 
 }  // namespace replayssm::cuda

@@ -6,9 +6,10 @@
 namespace replayssm::cuda {
 
 // How lanes share rows: eight a row, as the recurrence needs them, each lane copying the words that
-// it will itself use; or as tiles for the tensor cores, whose rows lie one behind the other, the
-// words of a row in an order that lets eight rows meet no bank twice.
-enum class Access { kRows, kTiles };
+// it will itself use; four a row, the same for fp32 states on the tensor cores; or as tiles for
+// these, whose rows lie one behind the other, the words of a row in an order that lets eight rows
+// meet no bank twice.
+enum class Access { kRows, kQuads, kTiles };
 
 // What a lane streams at once: so many passes of kPassRows rows.
 template <class S, int kState, Access kAccess>
@@ -23,10 +24,12 @@ struct Group {
   __device__ static int lane_offset() {
     const int lane = threadIdx.x % 32;
     if constexpr (kAccess == Access::kTiles) return lane * 16;
+    if constexpr (kAccess == Access::kQuads) return lane / 4 * kRowBytes + lane % 4 * 16;
     return lane / kRowLanes * kRowBytes + lane % kRowLanes * 16;
   }
   static constexpr int word_offset(int i) {
     if constexpr (kAccess == Access::kTiles) return i * (32 * 16);
+    if constexpr (kAccess == Access::kQuads) return i * (4 * 16);
     return i / Map::kChunks * (32 / kRowLanes * kRowBytes) + i % Map::kChunks * (kRowLanes * 16);
   }
   // Bytes from a group's buffer to where this lane puts its words; and word i from there.

@@ -1,5 +1,5 @@
-// Per head and token, the vector that meets the state: the query (Mamba-2), or the query walked back
-// to the checkpoint.
+// Per head and token, the vector that meets the state: the query (Mamba-2), or the query walked
+// back to the checkpoint.
 #pragma once
 
 #include "ops/cuda/step_context.cuh"
@@ -7,24 +7,27 @@
 
 namespace replayssm::cuda {
 
-// Read: the type of the states that meet the vectors, where the tensor cores take them; else void.
+// Read: the type of the states that meet the vectors on the tensor cores; void: they do not.
 template <class Context, class Read>
 class Targets {
  public:
   using Shared = typename Context::Shared;
   static constexpr int kState = Shared::kPerLane * kRowLanes;
   static constexpr int kElems = kState / 32;  // of a lane, where a warp has a vector
-  static constexpr int kCount = std::is_void_v<Read>
-                                    ? 0
-                                    : target_parts(Context::kFamily, device_dtype<typename Context::Element>(),
-                                                   device_dtype<Read>());
+  static constexpr bool kHalves = std::is_same_v<Read, float>;  // of fp32 numbers
+  static constexpr int kCount =
+      std::is_void_v<Read> || kHalves
+          ? 0
+          : target_parts(Context::kFamily, device_dtype<typename Context::Element>(),
+                         device_dtype<Read>());
+  static constexpr int kBytes = kHalves ? halves_stride(kState) : kCount * Shared::kPartStride * 2;
 
   __device__ explicit Targets(const Context& context) : c_(context) {}
 
-  // Of token i, its parts as operands.
+  // Of token i, as operands.
   __device__ const void* operands(int head, int i) const {
     if constexpr (kCount == 1) return c_.shared.query(i);
-    return c_.shared.parts(head, i, kCount);
+    return parts(head, i);
   }
 
   // Mamba-2's heads share the queries. A warp per query.
@@ -50,90 +53,77 @@ class Targets {
         sum_keys(first, count, column);
   }
 
-  // The delta rule's walks back through the ancestors of tokens, eight lanes a walk; where the
-  // output is read off the state behind a token there is nothing to walk.
-  __device__ void walk_all() const {
-    const int count = c_.launch.config.heads * c_.b.window, group = c_.lane() / kRowLanes;
-#pragma unroll 1
-    for (int first = c_.warp() * kWalks; first < count; first += c_.warps() * kWalks) {
-      const int n = min(first + group, count - 1), head = n / c_.window();
-      walk(head, n - head * c_.window(), first + group < count);
+  // The delta rule's walks back through the ancestors of tokens, by a warp; where an output is read
+  // off the state behind its token there is nothing to walk.
+  static constexpr int kWalks = Context::kManyTokens ? 2 : 1;
+  __device__ void walk(int head, int first) const {
+    float t[kWalks][kElems], newer[kWalks];  // a scalar decay of all newer rows is kept apart
+#pragma unroll
+    for (int u = 0; u < kWalks; ++u) {
+      load_query(c_.together(first, u), t[u]);
+      const float scale = 1.0f / (sqrtf(warp_sum(dot<2>(t[u], t[u])) + kL2NormEps) * sqrtf(kState));
+#pragma unroll
+      for (int e = 0; e < kElems; ++e) t[u][e] *= scale;
+      newer[u] = 1;
+    }
+    if (!c_.b.reads_after) walk_back(head, first, t, newer);
+#pragma unroll
+    for (int u = 0; u < kWalks; ++u) {
+      const int i = c_.together(first, u);
+      if (c_.lane() == 0) c_.shared.output_scale(head, i) = newer[u];
+      keep(head, i, t[u]);
     }
   }
 
  private:
-  static constexpr int kWalks = 32 / kRowLanes;
   using Element = typename Context::Element;
-  using Map = RowMap<Element, kState>;
-  static constexpr bool kChannels = Context::kFamily == Family::kKimiDelta;
 
-  // keeps: this lane stores what it has.
-  __device__ void walk(int head, int i, bool keeps) const {
-    const int lane = threadIdx.x % kRowLanes;
-    float t[Shared::kPerLane], newer = 1;  // a scalar decay of all newer rows is kept apart
-    Shared::template load_key<Element>(c_.shared.query(i), lane, t);
-    const float scale = 1.0f / (sqrtf(row_sum(dot<4>(t, t)) + kL2NormEps) * sqrtf(kState));
+  // Rows that are not on a path have no effect. Weights are stored 32 rows at a time.
+  __device__ void walk_back(int head, int first, float (&t)[kWalks][kElems],
+                            float (&newer)[kWalks]) const {
+    constexpr bool kChannels = Context::kFamily == Family::kKimiDelta;
+    const int lane = c_.lane();
+    const float skip = c_.skip(head);
+    uint32_t path[kWalks];
+    float mine[kWalks] = {};
 #pragma unroll
-    for (int e = 0; e < Shared::kPerLane; ++e) t[e] *= scale;
-    if (!c_.b.reads_after) {
-      const uint32_t path = c_.path(i);
-      for (int j = lane; j < round_up(c_.b.rows, 16); j += kRowLanes)
-        if (keeps && (j < c_.b.replayed || j >= c_.b.rows)) c_.store_weight(head, i, j, 0);
+    for (int u = 0; u < kWalks; ++u) path[u] = c_.path(c_.together(first, u));
 #pragma unroll 1
-      for (int j = c_.b.rows - 1; j >= c_.b.replayed; --j) {
-        const float c = step_back(head, j, c_.on_path(path, j), t, newer);
-        if (keeps && lane == 0) c_.store_weight(head, i, j, c);
-      }
-    }
-    if (keeps && lane == 0) c_.shared.output_scale(head, i) = newer;
-    keep_walked(head, i, keeps, t);
-  }
-  // Rows that are not on the path have no effect. Returns what the row adds to the output.
-  __device__ float step_back(int head, int j, bool on, float (&t)[Shared::kPerLane],
-                             float& newer) const {
-    const int lane = threadIdx.x % kRowLanes;
-    float k[Shared::kPerLane];
-    Shared::template load_key<Element>(c_.shared.key(j), lane, k);
-    const float factor = c_.shared.key_factors()[j],
-                strength = on ? c_.shared.strengths(head)[j] : 0.0f;
-    const float c = strength * (factor * row_sum(dot<4>(k, t))), step = -c * factor;
-    if constexpr (kChannels) {
-      float a[Shared::kPerLane];
-      load_padded<Map>(c_.shared.channel_decays(head, j), lane, a);
+    for (int j = c_.b.rows - 1; j >= c_.b.replayed; --j) {
+      float k[kElems], a[kElems], known[kWalks];
+      load_elements<Element, kElems>(c_.shared.key(j) + lane * kElems, k);
+      if constexpr (kChannels)
+        load_elements<float, kElems>(
+            c_.shared.channel_decays(head, j) + padded_index(lane * kElems), a);
+      const float factor = c_.shared.key_factors()[j];
+      const float strength = c_.shared.strengths(head)[j] * factor;
 #pragma unroll
-      for (int e = 0; e < Shared::kPerLane; ++e)
-        t[e] = (on ? a[e] : 1.0f) * fmaf(step, k[e], t[e]);
-      return c;
-    } else {
-      const float weight = newer * c;
-      if (on) newer *= c_.shared.decays(head)[j];
+      for (int u = 0; u < kWalks; ++u) known[u] = dot<2>(k, t[u]);
 #pragma unroll
-      for (int e = 0; e < Shared::kPerLane; ++e) t[e] = fmaf(step, k[e], t[e]);
-      return weight;
-    }
-  }
-  __device__ void keep_walked(int head, int i, bool keeps, float (&t)[Shared::kPerLane]) const {
-    const int lane = threadIdx.x % kRowLanes;
-    if constexpr (kCount > 0) {
-      if (in_parts()) {
-        float inverse = 1, scale = 1;
-        if constexpr (std::is_same_v<PartOf<Read>, Fp16>) {
-          float most = 0;
+      for (int d = 16; d > 0; d /= 2)
 #pragma unroll
-          for (int e = 0; e < Shared::kPerLane; ++e) most = fmaxf(most, fabsf(t[e]));
-          scale = half_scale(row_max(most), inverse);
+        for (int u = 0; u < kWalks; ++u) known[u] += __shfl_xor_sync(kAllLanes, known[u], d);
+#pragma unroll
+      for (int u = 0; u < kWalks; ++u) {
+        const bool on = c_.on_path(path[u], j);
+        const float c = on ? strength * known[u] : 0.0f, step = -c * factor;
+        if (lane == j % 32) mine[u] = newer[u] * c;
+#pragma unroll
+        for (int e = 0; e < kElems; ++e) {
+          t[u][e] = fmaf(step, k[e], t[u][e]);
+          if (kChannels && on) t[u][e] *= a[e];
         }
-        if (keeps && lane == 0) c_.shared.part_scale(head, i) = inverse;
+        if (!kChannels && on) newer[u] *= c_.shared.decays(head)[j];
+      }
+      if (j % 32 != 0 && j != c_.b.replayed) continue;
 #pragma unroll
-        for (int e = 0; e < Shared::kPerLane; e += 2)
-          if (keeps)
-            store_parts<Read, kCount>(c_.shared.parts(head, i, kCount), Shared::kPartStride,
-                                      Map::element(e / Map::kElems, lane) + e % Map::kElems,
-                                      scale * t[e], scale * t[e + 1]);
-        return;
+      for (int u = 0; u < kWalks; ++u) {
+        const int row = j / 32 * 32 + lane;
+        if (row < round_up(c_.b.rows, 16))
+          c_.store_weight(head, c_.together(first, u), row, mine[u], skip);
+        mine[u] = 0;
       }
     }
-    if (keeps) store_padded<Map>(c_.shared.target(head, i), lane, t);
   }
 
   // This lane's elements, from kElems times its number on.
@@ -143,8 +133,17 @@ class Targets {
   // Whether the tensor cores read the states; else lanes do.
   __device__ bool in_parts() const { return !std::is_void_v<Read> && c_.b.replayed == 0; }
 
+  __device__ void* parts(int head, int i) const { return c_.shared.parts(head, i, kBytes); }
+
   __device__ void keep(int head, int i, float (&t)[kElems]) const {
-    if constexpr (kCount == 1) {
+    if constexpr (kHalves) {
+      if (in_parts()) {
+#pragma unroll
+        for (int e = 0; e < kElems; e += 2)
+          store_halves(parts(head, i), c_.lane() * kElems + e, t[e], t[e + 1]);
+        return;
+      }
+    } else if constexpr (kCount == 1) {
       if (in_parts()) {  // the query is the operand
         if (c_.lane() == 0) c_.shared.part_scale(head, i) = 1;
         return;
@@ -152,8 +151,7 @@ class Targets {
     } else if constexpr (kCount > 1) {
       if (in_parts()) return split(head, i, t);
     }
-    store_elements<float, kElems>(
-        c_.shared.target(head, i) + padded_index(c_.lane() * kElems), t);
+    store_elements<float, kElems>(c_.shared.target(head, i) + padded_index(c_.lane() * kElems), t);
   }
   __device__ void split(int head, int i, float (&t)[kElems]) const {
     float inverse = 1;
@@ -170,8 +168,8 @@ class Targets {
     if (c_.lane() == 0) c_.shared.part_scale(head, i) = inverse;
 #pragma unroll
     for (int e = 0; e < kElems; e += 2)
-      store_parts<Read, kCount>(c_.shared.parts(head, i, kCount), Shared::kPartStride,
-                                c_.lane() * kElems + e, t[e], t[e + 1]);
+      store_parts<Read, kCount>(parts(head, i), Shared::kPartStride, c_.lane() * kElems + e, t[e],
+                                t[e + 1]);
   }
 
   __device__ void sum_keys(int first, int count, int column) const {
@@ -213,13 +211,16 @@ class Targets {
     }
   }
   // Targets of the delta rule are no longer than K^-1/2 as long as strengths lie in [0, 2].
-  static constexpr float kPartScale = kCount > 0 && std::is_same_v<PartOf<Read>, Fp16> ? 256.0f : 1.0f;
+  static constexpr float kPartScale =
+      kCount > 0 && std::is_same_v<PartOf<Read>, Fp16> ? 256.0f : 1.0f;
 
   __device__ void keep_pair(int head, int i, int column, float x, float y) const {
-    if constexpr (kCount > 0) {
+    if constexpr (kHalves) {
+      if (in_parts()) return store_halves(parts(head, i), column, x, y);
+    } else if constexpr (kCount > 0) {
       if (in_parts())
-        return store_parts<Read, kCount>(c_.shared.parts(head, i, kCount), Shared::kPartStride,
-                                         column, kPartScale * x, kPartScale * y);
+        return store_parts<Read, kCount>(parts(head, i), Shared::kPartStride, column,
+                                         kPartScale * x, kPartScale * y);
     }
     *reinterpret_cast<float2*>(c_.shared.target(head, i) + padded_index(column)) = {x, y};
   }

@@ -55,8 +55,7 @@ class StateTile {
       } else {
         uint32_t a[2][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          halves<S>(words[i], a[i / 2][i % 2], a[i / 2][i % 2 + 2]);
+        for (int i = 0; i < 4; ++i) halves<S>(words[i], a[i / 2][i % 2], a[i / 2][i % 2 + 2]);
         fn(2 * n, a[0]);
         fn(2 * n + 1, a[1]);
       }
@@ -123,8 +122,8 @@ class TileVectors {
 #pragma unroll
       for (int part = 0; part < kCount; ++part) {
         if (k % 2 == 0) load_tiles(b[part], from_ + part * row_stride(kState, 2) + k * 16);
-        mma<PartOf<S>>(part == 0 && (kCount > 1 || k % 2 == 0) ? first : rest, a, b[part][k % 2 * 2],
-                       b[part][k % 2 * 2 + 1]);
+        mma<PartOf<S>>(part == 0 && (kCount > 1 || k % 2 == 0) ? first : rest, a,
+                       b[part][k % 2 * 2], b[part][k % 2 * 2 + 1]);
       }
     });
 #pragma unroll
@@ -134,5 +133,41 @@ class TileVectors {
  private:
   const uint16_t* const from_;
 };
+
+// fp32 states and eight tokens. words: this lane's of row lane / 4, of two passes; halves: the
+// target of token lane / 4. o[n][e]: of that token and row 2 (lane % 4) + e of pass n. States are
+// taken in two halves as targets are; the rows of an instruction are the tokens, first halves, then
+// second.
+template <int kState>
+__device__ inline void multiply_halves(const uint4 (&words)[2][kGroupWords], const void* halves,
+                                       float (&o)[2][2]) {
+  static_assert(kState == 16 * kGroupWords);
+  const auto* const from = static_cast<const float4*>(halves) + threadIdx.x % 4 * 2;
+  float high[2][4] = {}, low[2][4] = {};
+#pragma unroll
+  for (int w = 0; w < kGroupWords; ++w) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const float4 a = from[8 * w + pair];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float s[2], first[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const uint32_t bits = reinterpret_cast<const uint32_t*>(&words[n][w])[2 * pair + e];
+          s[e] = __uint_as_float(bits);
+          first[e] = __uint_as_float(bits & 0xffffe000u);
+        }
+        mma_halves(high[n], a, first[0], first[1]);
+        mma_halves(low[n], a, s[0] - first[0], s[1] - first[1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      o[n][e] = (high[n][e] + high[n][2 + e]) + (low[n][e] + low[n][2 + e]);
+}
 
 }  // namespace replayssm::cuda

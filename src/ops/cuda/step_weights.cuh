@@ -9,12 +9,13 @@ namespace replayssm::cuda {
 template <class Context>
 class Weights {
  public:
-  static constexpr int kTogether = Context::kTogether;
+  static constexpr int kTogether = Context::kManyTokens ? 3 : 1;
 
   __device__ explicit Weights(const Context& context) : c_(context) {}
 
   // Mamba-2: c_j = b_j e^{D_j} k_j . q, for tokens from i on.
   __device__ void weigh(int head, int i) const {
+    const float skip = c_.skip(head);
     uint32_t path[kTogether];
     float carried[kTogether] = {};
 #pragma unroll
@@ -31,7 +32,7 @@ class Weights {
         const bool on = c_.on_path(path[u], j);
         const float newer = sum_above(on ? log_decay : 0.0f, carried[u]);
         const float c = on ? strength * expf(newer) * c_.shared.query_products(token)[j] : 0.0f;
-        if (j < round_up(c_.b.rows, 16)) c_.store_weight(head, token, j, c);
+        if (j < round_up(c_.b.rows, 16)) c_.store_weight(head, token, j, c, skip);
       }
     }
 #pragma unroll
@@ -47,8 +48,8 @@ class Weights {
   __device__ void solve(int head, int i) const {
     const int j = c_.lane(), rows = c_.b.rows;
     const bool exists = j < rows;
-    const float factor =
-        exists ? 1.0f / sqrtf(c_.shared.row_products(j)[j] + kL2NormEps) : 0.0f;
+    const float skip = c_.skip(head);
+    const float factor = exists ? 1.0f / sqrtf(c_.shared.row_products(j)[j] + kL2NormEps) : 0.0f;
     const float strength = exists ? c_.shared.strengths(head)[j] : 0.0f;
     const float log_decay = exists ? c_.shared.log_decays(head)[j] : 0.0f;
     bool on[kTogether];
@@ -76,7 +77,7 @@ class Weights {
       float carried = 0;
       const float newer = sum_above(on[u] ? log_decay : 0.0f, carried);
       if (j < round_up(rows, 16))
-        c_.store_weight(head, token, j, on[u] ? write[u] * expf(newer) * rest[u] : 0.0f);
+        c_.store_weight(head, token, j, on[u] ? write[u] * expf(newer) * rest[u] : 0.0f, skip);
       store_steps(head, token, on[u] ? -write[u] * factor * rest[u] : 0.0f, scale[u]);
       if (j == 0) c_.shared.output_scale(head, token) = expf(carried);
     }
