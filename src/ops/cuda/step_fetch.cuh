@@ -51,7 +51,6 @@ class RowFetch {
     if (launch_.conv.x) {
       front_.convolve();
       front_.form_gates();
-      if (launch_.norm.z) front_.prefetch_gates();
     } else {
       wait_for_predecessor();
       copy_window();

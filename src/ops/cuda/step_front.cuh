@@ -42,21 +42,6 @@ class LayerFront {
     }
   }
 
-  // Brings the outputs' gates nearer: they are read at the end. The last threads do.
-  __device__ void prefetch_gates() const {
-    constexpr int kChannels = 32;
-    const OutputNorm& norm = launch_.norm;
-    const auto bytes = static_cast<int>(dtype_bytes(launch_.projected));
-    const int first = (blockDim.x - 1 - threadIdx.x) * kChannels;
-#pragma unroll 1
-    for (int i = 0; i < b_.window; ++i) {
-      const int64_t from =
-          (b_.token + i) * norm.z_stride + b_.head * launch_.head_dim + b_.row + first;
-      if (first < launch_.layout.columns)
-        prefetch_line(static_cast<const char*>(norm.z) + from * bytes);
-    }
-  }
-
   // Strengths and log decays of the window to shared memory. The last threads do: the first have
   // more to convolve.
   __device__ void form_gates() const {
