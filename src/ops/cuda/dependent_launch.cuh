@@ -9,8 +9,7 @@
 
 namespace replayssm::cuda {
 
-// Whether kernels of the current device can wait for their predecessors themselves, and run in
-// clusters of blocks.
+// Whether kernels of the current device can wait for their predecessors themselves.
 inline bool has_dependent_launch(const char* what) {
   int device = 0, major = 0;
   check_cuda(cudaGetDevice(&device), what);
@@ -35,31 +34,21 @@ void reserve_shared(const char* what, void (*kernel)(Params...), int bytes) {
              what);
 }
 
-// `what` names the op. Blocks run in clusters.
+// `what` names the op.
 template <class... Params, class... Args>
-void launch_dependent_clusters(const char* what, void (*kernel)(Params...), dim3 grid, dim3 cluster,
-                               int threads, int shared_bytes, cudaStream_t stream,
-                               const Args&... args) {
+void launch_dependent(const char* what, void (*kernel)(Params...), dim3 grid, int threads,
+                      int shared_bytes, cudaStream_t stream, const Args&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
-  config.attrs = attributes;
-  const bool clusters = cluster.x * cluster.y * cluster.z > 1;
-  config.numAttrs = has_dependent_launch(what) ? (clusters ? 2 : 1) : 0;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = has_dependent_launch(what) ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, args...), what);
-}
-
-template <class... Params, class... Args>
-void launch_dependent(const char* what, void (*kernel)(Params...), dim3 grid, int threads,
-                      int shared_bytes, cudaStream_t stream, const Args&... args) {
-  launch_dependent_clusters(what, kernel, grid, dim3(1), threads, shared_bytes, stream, args...);
 }
 
 // What a grid's y holds.

@@ -16,8 +16,8 @@ namespace replayssm::cuda {
 // Device memory of one call, in bytes.
 int64_t layer_workspace_bytes(const LayerStepParams& params);
 
-// One launch where the groups of the norm are heads that lie in one block, else a second one for
-// the norm. A convolution of other than four taps takes a launch for each op.
+// Two launches: the step with convolution and gates in front, then the norm. A convolution of other
+// than four taps takes a launch for each op.
 void layer_step(const LayerStepParams& params, void* workspace, const Device& device,
                 cudaStream_t stream);
 // The same, cut into blocks as `config` says.

@@ -9,14 +9,27 @@
 
 #include "core/check.h"
 #include "ops/check_params.h"
+#include "ops/cuda/activations.cuh"
 #include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/gated_norm.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/cuda/vector_width.h"
 
 namespace replayssm::cuda {
 namespace {
 
 constexpr int kMinThreads = 128, kMaxThreads = 1024;
+
+// The sum over a team, in each of its threads.
+__device__ inline float team_sum(float x, int team, float* shared) {
+  for (int d = min(team, 32) / 2; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
+  if (team <= 32) return x;
+  const int warp = threadIdx.x / 32, warps = team / 32;
+  if (threadIdx.x % 32 == 0) shared[warp] = x;
+  __syncthreads();
+  x = static_cast<int>(threadIdx.x % 32) < warps ? shared[threadIdx.x % 32] : 0.0f;
+  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
+  return x;
+}
 
 // A thread has kChunks runs of kVec consecutive channels, those of a team side by side.
 template <int kVec, int kChunks>
@@ -32,7 +45,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (p.first_row) exists = exists && *p.first_row <= row && row < *p.end_row;
   const auto at = [&](int c) { return (c * team + member) * kVec; };
   const auto active = [&](int c) { return exists && at(c) < p.group_dim; };
-  float x[kChunks][kVec], gate[kChunks][kVec], weight[kChunks][kVec];
+  float x[kChunks][kVec], act[kChunks][kVec], weight[kChunks][kVec];
 #pragma unroll
   for (int c = 0; c < kChunks; ++c)
     if (p.weight && active(c))
@@ -42,20 +55,34 @@ __global__ void __launch_bounds__(kMaxThreads)
   for (int c = 0; c < kChunks; ++c) {
     if (!active(c)) continue;
     load_run<kVec>(p.x, p.x_dtype, group * p.group_dim + at(c), x[c]);
-    load_run<kVec>(p.gate, p.gate_dtype, row * p.gate_stride + channel + at(c), gate[c]);
+    load_run<kVec>(p.gate, p.gate_dtype, row * p.gate_stride + channel + at(c), act[c]);
   }
-  const NormRule rule{static_cast<int>(p.group_dim), p.weight != nullptr, p.gate_first,
-                      p.activation, p.eps};
   float sum = 0;
-#pragma unroll
-  for (int c = 0; c < kChunks; ++c)
-    if (active(c)) sum += gate_values(rule, x[c], gate[c]);
-  const float scale = rule.scale(team_sum(sum, team, shared));
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     if (!active(c)) continue;
-    scale_values(rule, scale, x[c], gate[c], weight[c]);
-    store_run<kVec>(p.y, p.y_dtype, group * p.group_dim + at(c), x[c]);
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      const float z = act[c][e];
+      act[c][e] = p.activation == GateActivation::kSilu ? silu(z) : sigmoid(z);
+      if (x[c][e] == 0) act[c][e] = 0;  // rows of padding are zeros and have gates of any kind
+      if (p.gate_first) x[c][e] *= act[c][e];
+      sum = fmaf(x[c][e], x[c][e], sum);
+    }
+  }
+  const float mean =
+      __fdividef(team_sum(sum, team, shared), static_cast<float>(static_cast<int>(p.group_dim)));
+  const float scale = rsqrtf(mean + p.eps);
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    if (!active(c)) continue;
+    float y[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      y[e] = p.weight ? x[c][e] * scale * weight[c][e] : x[c][e];
+      if (!p.gate_first) y[e] *= act[c][e];
+    }
+    store_run<kVec>(p.y, p.y_dtype, group * p.group_dim + at(c), y);
   }
 }
 

@@ -179,10 +179,9 @@ class BlockShared {
   __device__ char* fold_rows() const {
     return memory_ + layout_.fold_rows + threadIdx.x / 32 * kFoldRowBytes;
   }
-  // All warps' words in flight, and this warp's.
-  __device__ char* stream_of_warps() const { return memory_ + layout_.stream; }
+  // A warp's words in flight.
   __device__ char* stream() const {
-    return stream_of_warps() + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16);
+    return memory_ + layout_.stream + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16);
   }
 
   // A lane's share of a row of keys or queries, as states of S lie in eight lanes.

@@ -50,18 +50,13 @@ class RowFetch {
   __device__ void fetch_window() const {
     if (launch_.conv.x) {
       front_.convolve();
-      for_gates(b_.history, b_.rows, [&](int head, int j) {
-        const StepGates gates = front_.gates(head, j - b_.history);
-        shared_.strengths(head)[j] = gates.b;
-        if constexpr (kFamily != Family::kKimiDelta) shared_.log_decays(head)[j] = gates.g;
-      });
-      if (launch_.norm.z) front_.prefetch_gates();
+      front_.form_gates();
     } else {
       wait_for_predecessor();
       copy_window();
       for_gates(b_.history, b_.rows, [&](int head, int j) {
-        const int64_t at = static_cast<int64_t>(b_.token + j - b_.history) * launch_.heads +
-                           b_.head + head;
+        const int64_t at =
+            static_cast<int64_t>(b_.token + j - b_.history) * launch_.heads + b_.head + head;
         fetch_gates(head, j, p_.b + at, p_.g + at);
       });
     }
@@ -113,8 +108,8 @@ class RowFetch {
   static constexpr int kRowThreads = 16;  // that copy a row together
 
   __device__ int physical(int j) const { return b_.physical(j, launch_.layout.rows); }
-  // Calls fn(head, j) for the rows [begin, end) of every head, a warp per head and a lane per row; the
-  // last warps first: the others may have more of the window.
+  // Calls fn(head, j) for the rows [begin, end) of every head, a warp per head and a lane per row;
+  // the last warps first: the others may have more of the window.
   template <class Fn>
   __device__ void for_gates(int begin, int end, Fn&& fn) const {
 #pragma unroll 1
@@ -175,7 +170,8 @@ class RowFetch {
     return static_cast<const Act*>(rows) + b_.token * stride + at;
   }
 
-  // Kimi Delta's: a warp per row of a head, four columns a lane. Those of the window go to the ring.
+  // Kimi Delta's: a warp per row of a head, four columns a lane. Those of the window go to the
+  // ring.
   __device__ void form_channel_decays(int end) const {
     const int column = threadIdx.x % 32 * 4;
 #pragma unroll 1

@@ -8,11 +8,6 @@
 
 namespace replayssm::cuda {
 
-// Write strength and log decay of a token and head.
-struct StepGates {
-  float b = 0, g = 0;
-};
-
 template <Family kFamily, class Act, int kState>
 class LayerFront {
  public:
@@ -47,34 +42,29 @@ class LayerFront {
     }
   }
 
-  // Brings the outputs' gates nearer: they are read at the end. The last threads do.
-  __device__ void prefetch_gates() const {
-    constexpr int kChannels = 32;
-    const OutputNorm& norm = launch_.norm;
-    const auto bytes = static_cast<int>(dtype_bytes(launch_.projected));
-    const int first = (blockDim.x - 1 - threadIdx.x) * kChannels;
+  // Strengths and log decays of the window to shared memory. The last threads do: the first have
+  // more to convolve.
+  __device__ void form_gates() const {
+    const int heads = launch_.config.heads;
 #pragma unroll 1
-    for (int i = 0; i < b_.window; ++i) {
-      const int64_t from =
-          (b_.token + i) * norm.z_stride + b_.head * launch_.head_dim + b_.row + first;
-      if (first < launch_.layout.columns)
-        prefetch_line(static_cast<const char*>(norm.z) + from * bytes);
+    for (int n = blockDim.x - 1 - threadIdx.x; n < heads * b_.window; n += blockDim.x) {
+      const int i = n / heads, head = n - i * heads, j = b_.history + i;
+      const ScalarGates& g = launch_.gates;
+      const int64_t from = (b_.token + i) * g.stride + b_.head + head;
+      float strength, decay = 0;
+      load_run<1>(g.strength, launch_.projected, from, &strength);
+      if constexpr (kFamily == Family::kGatedDelta)
+        load_run<1>(g.decay, launch_.projected, from, &decay);
+      if constexpr (kFamily == Family::kKimiDelta) {
+        shared_.strengths(head)[j] = sigmoid(strength);
+      } else {
+        const float bias = __ldg(g.bias + b_.head + head), a = __ldg(g.a + b_.head + head);
+        const bool mamba = kFamily == Family::kMamba2;
+        const float b = mamba ? mamba2_strength(strength, bias, g.min, g.max) : sigmoid(strength);
+        shared_.strengths(head)[j] = b;
+        shared_.log_decays(head)[j] = mamba ? b * a : delta_log_decay(decay, bias, a);
+      }
     }
-  }
-
-  __device__ StepGates gates(int head, int i) const {
-    const ScalarGates& g = launch_.gates;
-    const int at = b_.head + head;
-    const int64_t from = (b_.token + i) * g.stride + at;
-    float strength, decay;
-    load_run<1>(g.strength, launch_.projected, from, &strength);
-    if constexpr (kFamily == Family::kMamba2) {
-      const float b = mamba2_strength(strength, __ldg(g.bias + at), g.min, g.max);
-      return {b, b * __ldg(g.a + at)};
-    }
-    if constexpr (kFamily == Family::kKimiDelta) return {sigmoid(strength)};
-    load_run<1>(g.decay, launch_.projected, from, &decay);
-    return {sigmoid(strength), delta_log_decay(decay, __ldg(g.bias + at), __ldg(g.a + at))};
   }
 
  private:

@@ -28,9 +28,8 @@ void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch
     const auto kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany>;
     const int bytes = launch.layout.total;
     reserve_shared("recurrent_step", kernel, bytes);
-    const dim3 cluster(1, 1, launch.norm.z ? static_cast<unsigned>(launch.config.slices) : 1);
-    launch_dependent_clusters("recurrent_step", kernel, grid, cluster, 32 * launch.config.warps,
-                              bytes, stream, params, launch);
+    launch_dependent("recurrent_step", kernel, grid, 32 * launch.config.warps, bytes, stream,
+                     params, launch);
   });
 }
 

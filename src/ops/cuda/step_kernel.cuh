@@ -13,7 +13,6 @@
 #pragma once
 
 #include "ops/cuda/activations.cuh"
-#include "ops/cuda/step_back.cuh"
 #include "ops/cuda/step_fetch.cuh"
 #include "ops/cuda/step_fold.cuh"
 #include "ops/cuda/step_mix.cuh"
@@ -46,7 +45,6 @@ class BlockStep {
   using Context = StepContext<kFamily, Act, kState, kMany>;
   using Shared = typename Context::Shared;
   using Fetch = RowFetch<kFamily, Act, kState>;
-  using Back = LayerBack<kFamily, Act, kState>;
   using Target = Targets<Context, std::conditional_t<kTiles || kMany, Source, void>>;
   using ReadGroup = Group<Source, kState,
                           kTiles  ? Access::kTiles
@@ -410,11 +408,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   // From here on the place lies in shared memory: registers are for states.
   const Step step(p, launch, place, shared, begin, end);
   step.read(stream);
-  if (launch.norm.z) {
-    typename Step::Back(p, launch, place, shared).run();
-  } else {
-    step.template store_outputs<false>();
-  }
+  step.template store_outputs<false>();
 }
 
 }  // namespace replayssm::cuda

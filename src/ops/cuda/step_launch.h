@@ -18,15 +18,12 @@ struct StepLaunch {
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 
-  // Of a fused step (ops.h: LayerStepParams). conv.x null: v, k, q, b and g are given. norm.z null:
-  // outputs are stored as they are; else groups are heads, and the slices of one are a cluster.
+  // Of a fused step (ops.h: LayerStepParams). conv.x null: v, k, q, b and g are given.
   DType projected = DType::kFloat32;
   LayerConv conv;
   ScalarGates gates;
-  OutputNorm norm;
   FastDivide conv_rows;  // by the rows of a slot's inputs
   int conv_units = 0;    // of kConvUnit channels that a block convolves
-  int norm_team = 0;     // lanes that have a head, four channels each
 };
 
 // How a step is cut into blocks whose rows of ring and window fit into shared memory.

@@ -27,9 +27,6 @@ struct LaunchConfig {
 
 inline constexpr int kMaxWarps = 4;
 
-// Most blocks of a cluster.
-inline constexpr int kMaxCluster = 8;
-
 // Most tokens of a window.
 inline constexpr int kMaxWindow = 16;
 

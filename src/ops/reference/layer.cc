@@ -62,6 +62,7 @@ std::vector<Values> LayerSequence::outputs(std::span<const LayerToken> window,
   std::vector<Values> all(window.size());
   for (int64_t h = 0; h < layer_.heads; ++h) {
     std::vector<Token> tokens;
+    tokens.reserve(window.size());
     for (size_t i = 0; i < window.size(); ++i)
       tokens.push_back(head_token(window[i], convolved[i], h));
     const auto o = heads_[h].outputs(tokens, parent);

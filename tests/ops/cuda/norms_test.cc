@@ -145,6 +145,45 @@ TEST(CudaNorms, RowsOfABatchGiveTheirBitsAlone) {
   }
 }
 
+// Rows of padding are zeros and may have any gate; rows outside the bounds are not even that.
+TEST(CudaNorms, ZerosStayAndRowsOutsideTheBoundsAreNotTouched) {
+  REQUIRE_DEVICE();
+  constexpr int64_t kRows = 5, kDim = 64;
+  std::vector<float> x = random_values(kRows * kDim, 1), gate = random_values(kRows * kDim, 2);
+  std::fill_n(x.begin() + 2 * kDim, kDim, 0.0f);
+  for (const int64_t row : {0, 2, 4}) std::fill_n(gate.begin() + row * kDim, kDim, kNan);
+  const DeviceArray<float> values(x), gates(gate), weight(random_values(kDim, 3));
+  const DeviceArray<int32_t> bounds(std::vector<int32_t>{1, 4});
+  for (const bool gate_first : {false, true}) {
+    const DeviceArray<float> y(std::vector<float>(kRows * kDim, 7));
+    const cuda::GatedNormParams p{.x = values.data(),
+                                  .gate = gates.data(),
+                                  .gate_stride = kDim,
+                                  .weight = weight.data(),
+                                  .rows = kRows,
+                                  .groups = 1,
+                                  .group_dim = kDim,
+                                  .gate_first = gate_first,
+                                  .eps = 1e-5f,
+                                  .first_row = bounds.data(),
+                                  .end_row = bounds.data() + 1,
+                                  .y = y.data()};
+    run_call([&](cudaStream_t stream) { cuda::gated_rms_norm(p, stream); });
+    std::vector<float> got;
+    y.download(got);
+    for (int64_t i = 0; i < kRows * kDim; ++i) {
+      const int64_t row = i / kDim;
+      if (row == 0 || row == 4) {
+        EXPECT_EQ(got[i], 7);
+      } else if (row == 2) {
+        EXPECT_EQ(got[i], 0);
+      } else {
+        EXPECT_TRUE(std::isfinite(got[i]) && got[i] != 7);
+      }
+    }
+  }
+}
+
 TEST(CudaNorms, WrongArgumentsAreNamed) {
   alignas(16) float data[16];
   const cuda::GatedNormParams right{.x = data,

@@ -1,10 +1,7 @@
 #include "ops/cuda/layer.h"
 
-#include <bit>
-
 #include "ops/check_params.h"
 #include "ops/cuda/conv.h"
-#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/gates.h"
 #include "ops/cuda/norms.h"
 #include "ops/cuda/recurrent.h"
@@ -64,13 +61,6 @@ void norm_outputs(const LayerStepParams& p, const float* o, cudaStream_t stream)
                  stream);
 }
 
-// Groups are heads that a warp can take, and the blocks of a head's slices can be a cluster.
-bool norms_in_blocks(const LayerStepParams& p, const LaunchConfig& config) {
-  const bool clusters = config.slices <= kMaxCluster && has_dependent_launch("layer_step");
-  return p.norm.group_dim == p.shape.head_dim && p.norm.group_dim <= 4 * 32 &&
-         (config.slices == 1 || clusters);
-}
-
 // A launch for each op.
 void run_ops(const LayerStepParams& p, const LayerWorkspace& w, const LaunchConfig& config,
              cudaStream_t stream) {
@@ -95,7 +85,6 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
                 cudaStream_t stream) {
   check_params(p, 16);
   const LayerWorkspace w(p, workspace);
-  RecurrentStepParams step = recurrent_part(p, w);
   if (p.batch.sequences == 0 || p.tokens == 0) return;
   if (p.batch.ring.conv_kernel != kFusedTaps) return run_ops(p, w, config, stream);
   StepLaunch launch;
@@ -104,15 +93,8 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
   launch.gates = p.gates;
   launch.conv_rows = FastDivide(
       static_cast<uint32_t>(conv_rows(p.batch.ring.conv_kernel, p.batch.ring.max_window)));
-  const bool in_blocks = norms_in_blocks(p, config);
-  if (in_blocks) {
-    launch.norm = p.norm;
-    launch.norm_team = static_cast<int>(2 * std::bit_ceil(uint64_t(p.norm.group_dim) / 8));
-    step.o = p.y;
-    step.o_dtype = p.y_dtype;
-  }
-  run_step(step, config, launch, stream);
-  if (!in_blocks) norm_outputs(p, w.o, stream);
+  run_step(recurrent_part(p, w), config, launch, stream);
+  norm_outputs(p, w.o, stream);
 }
 
 void layer_step(const LayerStepParams& p, void* workspace, const Device& device,
