@@ -57,8 +57,7 @@ class Products<StepContext<kFamily, Act, kState, kMany>> {
   template <bool kQueries>
   __device__ void multiply_tile(int row, int column) const {
     const int lane = c_.lane(), count = kQueries ? c_.b.window : c_.b.rows;
-    const Act* const a_row =
-        c_.shared.key(min(row + lane % 16, c_.b.rows - 1)) + lane / 16 * 8;
+    const Act* const a_row = c_.shared.key(min(row + lane % 16, c_.b.rows - 1)) + lane / 16 * 8;
     const int other = min(column + lane % 8, count - 1);
     const Act* const b_row =
         (kQueries ? c_.shared.query(other) : c_.shared.key(other)) + lane / 8 * 8;
