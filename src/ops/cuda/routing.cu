@@ -134,7 +134,7 @@ class RowRouter {
 };
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     route_experts_kernel(const __grid_constant__ RouterParams p) {
   release_successor();
   extern __shared__ float shared[];
