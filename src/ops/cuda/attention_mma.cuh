@@ -17,8 +17,7 @@ namespace replayssm::cuda {
 
 template <int kDim, int kRowTiles, bool kShared>
 struct AttentionTile {
-  static constexpr int kRows = 16 * kRowTiles,
-                       kWarps = (kRowTiles == 1 ? 4 : 8) * (kDim > 256 ? 2 : 1);
+  static constexpr int kRows = 16 * kRowTiles, kWarps = kRowTiles == 1 && kDim <= 256 ? 4 : 8;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kTeams = kWarps / kRowTiles;  // warps of a row tile
   static constexpr bool kSmall = kRowTiles == 1;
@@ -140,7 +139,7 @@ struct AttentionBlock {
   }
   __device__ void fetch_queries() {
     T* const to = queries(ahead.piece);
-#pragma unroll 2
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kRuns;
          i += Tile::kThreads) {
       const int r = i / Tile::kRuns, column = i % Tile::kRuns * 8;
@@ -188,7 +187,8 @@ struct AttentionBlock {
     const T* q = queries(piece) + (row_tile * 16 + lane % 16) * Tile::kStride + lane / 16 * 8;
     const T* keys =
         stage(count, 0) + (team * kKeyTiles * 8 + lane % 8) * Tile::kStride + lane / 8 * 8;
-#pragma unroll
+    constexpr int kAtOnce = kDim > 256 ? 2 : 8;  // registers are short
+#pragma unroll kAtOnce
     for (int k = 0; k + 32 <= kDim; k += 32) {
       uint32_t a[2][4];
       load_tiles(a[0], q + k);
@@ -266,7 +266,7 @@ struct AttentionBlock {
     const T* weights =
         shared + Tile::kWeights + (row_tile * 16 + lane % 16) * Tile::kWeightStride + lane / 16 * 8;
     const T* values = stage(count, 1) + lane * Tile::kStride;
-#pragma unroll
+#pragma unroll 1
     for (int k = 0; k < Tile::kKeys; k += 32) {
       uint32_t a[2][4];
       load_tiles(a[0], weights + k);
