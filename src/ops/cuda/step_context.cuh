@@ -1,7 +1,7 @@
 // What all parts of a block's preparation share: where it stands, and how rows reach a token.
 #pragma once
 
-#include "ops/cuda/matrix.cuh"
+#include "ops/cuda/mma.cuh"
 #include "ops/cuda/step_block.cuh"
 
 namespace replayssm::cuda {
