@@ -1,7 +1,5 @@
 #include "ops/cuda/launch.h"
 
-#include <algorithm>
-
 #include "core/check.h"
 #include "ops/cuda/check_cuda.h"
 
@@ -13,9 +11,6 @@ bool fits(const StepDescription& step, const LaunchConfig& config, const Device&
   return step_layout(step.shape, step.ring, step.types, config).total <=
          device.shared_bytes_per_block;
 }
-
-// Most rows of states, and bytes of them, that a block of one-token steps streams.
-constexpr int64_t kMostRows = 512, kMostBytes = 160 * 1024;
 
 }  // namespace
 
@@ -55,9 +50,10 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
   }
   // Many: heads share what a block needs once, as long as each multiprocessor has blocks enough to
   // even out those that fold, and blocks enough at a time to hide what each waits for.
-  const int64_t row_bytes = shape.state_dim * dtype_bytes(step.types.read);
-  const int64_t most_rows =
-      step.ring.max_window > 1 ? 320 : std::min(kMostRows, kMostBytes / row_bytes);
+  // Less state a head, or more work for each, leave less time for it.
+  const bool short_of_time = step.types.read != DType::kFloat32 || step.ring.max_window > 1 ||
+                             shape.family != Family::kMamba2;
+  const int64_t most_rows = short_of_time ? 320 : 160;
   while (config.slices == 1 && group % (2 * config.heads) == 0 &&
          shape.head_dim * 2 * config.heads <= most_rows) {
     LaunchConfig next = config;

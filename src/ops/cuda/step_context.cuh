@@ -1,10 +1,15 @@
 // What all parts of a block's preparation share: where it stands, and how rows reach a token.
 #pragma once
 
-#include "ops/cuda/matrix.cuh"
+#include "ops/cuda/mma.cuh"
 #include "ops/cuda/step_block.cuh"
 
 namespace replayssm::cuda {
+
+// A warp's passes among those of the block.
+struct Passes {
+  int begin, end;
+};
 
 // kMany: windows may have more than one token.
 template <Family kOf, class Act, int kState, bool kMany>
@@ -34,6 +39,17 @@ struct StepContext {
     for (int n = warp(); n < launch.config.heads * groups; n += warps()) {
       const int head = kMany ? n / groups : n;
       fn(head, kMany ? (n - head * groups) * kTogether : 0);
+    }
+  }
+  // Calls fn(head, begin, end) with a warp's passes, head by head.
+  template <class Fn>
+  __device__ void for_heads(const Passes& passes, Fn&& fn) const {
+    int head = launch.passes.divide(passes.begin);
+#pragma unroll 1
+    for (int pass = passes.begin; pass < passes.end; ++head) {
+      const int stop = min(passes.end, (head + 1) * launch.head_passes);
+      fn(head, pass, stop);
+      pass = stop;
     }
   }
   // Token u of a group: the last one stands for those behind the window.

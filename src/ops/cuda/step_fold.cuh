@@ -62,8 +62,8 @@ class TileFold {
     tile.for_steps([&](int k, const uint32_t(&a)[4]) {
       uint32_t b[4];
       load_tiles(b, key(row, lane / 8 % 2 * 8, 16 * k));
-      mma<Bf16>(sum[0], a, b[0], b[1]);
-      mma<Bf16>(sum[1], a, b[2], b[3]);
+      multiply_tile<Bf16>(sum[0], a, b[0], b[1]);
+      multiply_tile<Bf16>(sum[1], a, b[2], b[3]);
     });
 #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -125,8 +125,8 @@ class TileFold {
       float sum[2][4] = {};
 #pragma unroll
       for (int part = kHandParts - 1; part >= 0; --part) {
-        mma<Bf16>(sum[0], w[part], b[0], b[1]);
-        mma<Bf16>(sum[1], w[part], b[2], b[3]);
+        multiply_tile<Bf16>(sum[0], w[part], b[0], b[1]);
+        multiply_tile<Bf16>(sum[1], w[part], b[2], b[3]);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // tile i: rows i % 2, columns i / 2

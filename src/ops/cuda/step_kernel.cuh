@@ -14,12 +14,10 @@
 
 #include "ops/cuda/activations.cuh"
 #include "ops/cuda/step_fetch.cuh"
-#include "ops/cuda/step_fold.cuh"
 #include "ops/cuda/step_mix.cuh"
 #include "ops/cuda/step_products.cuh"
+#include "ops/cuda/step_read.cuh"
 #include "ops/cuda/step_replay.cuh"
-#include "ops/cuda/step_targets.cuh"
-#include "ops/cuda/step_tiles.cuh"
 #include "ops/cuda/step_weights.cuh"
 
 namespace replayssm::cuda {
@@ -39,34 +37,29 @@ class BlockStep {
   static constexpr bool kHasCopy = !std::is_void_v<Read>;
   // What steps that do not fold read, and how.
   using Source = std::conditional_t<kHasCopy, Read, Checkpoint>;
-  static constexpr bool kTiles = !std::is_same_v<Source, float>;
   static constexpr bool kTileFolds =
       folds_in_tiles(kFamily, device_dtype<Act>(), device_dtype<Checkpoint>(), kHasCopy);
   using Context = StepContext<kFamily, Act, kState, kMany>;
   using Shared = typename Context::Shared;
   using Fetch = RowFetch<kFamily, Act, kState>;
-  using Target = Targets<Context, std::conditional_t<kTiles || kMany, Source, void>>;
-  using ReadGroup = Group<Source, kState,
-                          kTiles  ? Access::kTiles
-                          : kMany ? Access::kQuads
-                                  : Access::kRows>;
+  using Reader = StateReader<Context, Checkpoint, Source, kTileFolds>;
+  using Target = typename Reader::Target;
   template <class S>
   using ReplayGroup = Group<S, kState, Access::kRows>;
 
   __device__ BlockStep(const RecurrentStepParams& p, const StepLaunch& launch, const BlockPlace& b,
-                       const Shared& shared, int begin, int end)
+                       const Shared& shared, const Passes& passes)
       : p_(p),
         launch_(launch),
         b_(b),
         shared_(shared),
         context_{p, launch, b, shared},
-        begin_(begin),
-        end_(end) {}
+        passes_(passes) {}
 
   // Brings all but the states to shared memory, starts to fetch these. A barrier must follow.
   __device__ WarpStream fetch() const {
     WarpStream stream(launch_, states(), kState * (uses_copy() ? int(sizeof(Source)) : kStoredSize),
-                      shared_.stream(), begin_, end_);
+                      shared_.stream(), passes_.begin, passes_.end);
     const Fetch rows(p_, launch_, b_, shared_);
     if (threadIdx.x == 0) *static_cast<uint4*>(shared_.zeros()) = {};
     if (kIs8Bit<Source> && uses_copy()) fetch_row_scales();
@@ -84,7 +77,7 @@ class BlockStep {
     form_targets(rows);
     rows.append();
     __syncthreads();
-    for_heads([&](int head, int begin, int end) {
+    context_.for_heads(passes_, [&](int head, int begin, int end) {
       Mix<Context>(context_).run(head, begin * kPassRows, end * kPassRows);
     });
     __syncwarp();
@@ -95,12 +88,8 @@ class BlockStep {
     with_group([&]<class G, bool kReplay, class S>() {
       if constexpr (kReplay) {
         replay<G, S>(stream);
-      } else if constexpr (kTiles) {
-        read_tiles<G>(stream);
-      } else if constexpr (kMany) {
-        read_quads<G>(stream);
       } else {
-        read_rows<G>(stream);
+        Reader(context_, passes_).run(stream);
       }
     });
     __syncwarp();
@@ -109,7 +98,7 @@ class BlockStep {
   // Of the rows of this warp; of padding, zeros.
   template <bool kPadding>
   __device__ void store_outputs() const {
-    const int begin = begin_ * kPassRows, stop = end_ * kPassRows;
+    const int begin = passes_.begin * kPassRows, stop = passes_.end * kPassRows;
     for (int i = 0; i < b_.window; ++i) {
       const int64_t token = b_.token + i;
       const int64_t base =
@@ -142,7 +131,7 @@ class BlockStep {
   template <class Fn>
   __device__ void with_group(Fn&& fn) const {
     if (b_.replayed == 0 && (!launch_.fold_all || b_.tiled > 0))
-      return fn.template operator()<ReadGroup, false, Source>();
+      return fn.template operator()<typename Reader::G, false, Source>();
     if constexpr (kHasCopy) {
       if (uses_copy()) return fn.template operator()<ReplayGroup<Source>, true, Source>();
     }
@@ -196,25 +185,13 @@ class BlockStep {
     }
   }
 
-  // Calls fn(head, begin, end) with the passes of this warp, head by head.
-  template <class Fn>
-  __device__ void for_heads(Fn&& fn) const {
-    int head = launch_.passes.divide(begin_);
-#pragma unroll 1
-    for (int pass = begin_; pass < end_; ++head) {
-      const int stop = min(end_, (head + 1) * launch_.head_passes);
-      fn(head, pass, stop);
-      pass = stop;
-    }
-  }
-
   // Windows of several tokens replay more: two passes share what they need of a row.
   template <class G, class S>
   __device__ void replay(WarpStream& stream) const {
     constexpr int kPasses = kMany ? 2 : 1, kStep = G::kPasses > kPasses ? G::kPasses : kPasses;
     const RowReplay<kFamily, Act, Checkpoint, Read, kState, kPasses> replay(p_, launch_, b_,
                                                                             shared_);
-    for_heads([&](int head, int pass, int stop) {
+    context_.for_heads(passes_, [&](int head, int pass, int stop) {
 #pragma unroll 1
       for (; pass < stop; pass += kStep) {
         uint4 words[kStep / G::kPasses][kGroupWords];
@@ -230,143 +207,6 @@ class BlockStep {
     });
   }
 
-  // What the products with a head's states are scaled by.
-  __device__ float scale(int head, int i) const {
-    return shared_.output_scale(head, i) * (kTiles ? shared_.part_scale(head, i) : 1.0f);
-  }
-
-  template <class G>
-  __device__ void read_rows(WarpStream& stream) const {
-    static_assert(G::kPasses == 1);
-    constexpr int kPerLane = kState / kRowLanes, kRows = 2;
-    const int lane = threadIdx.x % kRowLanes;
-    const int row = lane / 4 * 4 + threadIdx.x % 32 / kRowLanes;
-    for_heads([&](int head, int pass, int stop) {
-      float t[kPerLane];
-      load_padded<RowMap<float, kState>>(shared_.target(head, 0), lane, t);
-      const float factor = scale(head, 0);
-#pragma unroll 1
-      for (; pass < stop; ++pass) {
-        uint4 words[kGroupWords];
-        stream.template next<G>(words);
-        float o[kRows];
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          float s[kPerLane];
-#pragma unroll
-          for (int i = 0; i < kPerLane; ++i)
-            s[i] = reinterpret_cast<const float*>(words + r * (G::kPassWords / kRows))[i];
-          o[r] = dot(s, t);
-        }
-        const float sum = factor * row_sum_pair(o, lane);
-        if (lane % 4 == 0) shared_.outputs(0)[pass * kPassRows + row] += sum;
-      }
-    });
-  }
-
-  // Several tokens and fp32 states: two passes of eight rows at a time.
-  template <class G>
-  __device__ void read_quads(WarpStream& stream) const {
-    static_assert(G::kPasses == 1);
-    const int lane = threadIdx.x % 32;
-    for_heads([&](int head, int pass, int stop) {
-#pragma unroll 1
-      for (; pass < stop; pass += 2) {
-        uint4 words[2][kGroupWords];
-        stream.template next<G>(words[0]);
-        if (pass + 1 < stop) stream.template next<G>(words[1]);
-#pragma unroll 1
-        for (int first = 0; first < b_.window; first += 8) {
-          const int i = first + lane / 4;
-          const void* const target = Target(context_).operands(head, min(i, b_.window - 1));
-          float o[2][2];
-          multiply_halves<kState>(words, target, o);
-#pragma unroll
-          for (int n = 0; n < 2; ++n)
-            if (i < b_.window && pass + n < stop)
-              add_pair(head, i, (pass + n) * kPassRows + lane % 4 * 2, o[n]);
-        }
-      }
-    });
-  }
-
-  __device__ void add_pair(int head, int i, int at, const float (&o)[2]) const {
-    float2& sum = *reinterpret_cast<float2*>(shared_.outputs(i) + at);
-    const float factor = scale(head, i);
-    sum = {fmaf(factor, o[0], sum.x), fmaf(factor, o[1], sum.y)};
-  }
-
-  template <class G>
-  __device__ void read_tiles(WarpStream& stream) const {
-    using Tile = StateTile<Source, kState>;
-    for_heads([&](int head, int pass, int stop) {
-      [[maybe_unused]] TileVector<Source, kState, Target::kCount> vector;
-      float factor = 0;
-      if (!kMany && b_.window > 0) {
-        vector.load(Target(context_).operands(head, 0));
-        factor = scale(head, 0);
-      }
-#pragma unroll 1
-      for (; pass < stop; pass += G::kPasses)
-        stream.template next_tiles<G>([&](char* buffer) {
-#pragma unroll
-          for (int u = 0; u < G::kPasses; u += 2) {
-            if (u > 0 && pass + u >= stop) break;
-            char* const at = buffer + u / 2 * Tile::kBytes;
-            const int column = (pass + u) * kPassRows;
-            const int count = min(16, (stop - pass - u) * kPassRows);
-            if constexpr (kMany) {
-              read_tile(Tile(at), head, column, count);
-            } else if (b_.window > 0) {
-              read_tile(Tile(at), vector, factor, column, count);
-            }
-            if constexpr (kTileFolds) {
-              if (b_.tiled > 0)
-                TileFold<Context, Checkpoint>(context_).run(at, head, column, count);
-            }
-          }
-        });
-    });
-  }
-  // One token's output.
-  template <class Tile, class Vector>
-  __device__ void read_tile(const Tile& tile, const Vector& vector, float factor, int column,
-                            int count) const {
-    const int lane = threadIdx.x % 32;
-    float o[2];
-    vector.multiply(tile, o);
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      if (lane % 4 == 0 && 8 * half < count)
-        add_output(0, column + 8 * half + lane / 4, factor * o[half]);
-  }
-  // Those of all tokens.
-  template <class Tile>
-  __device__ void read_tile(const Tile& tile, int head, int column, int count) const {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int first = 0; first < b_.window; first += 8) {
-      const TileVectors<Source, kState, Target::kCount> vectors(
-          Target(context_).operands(head, min(first + lane % 8, b_.window - 1)));
-      float o[4];
-      vectors.multiply(tile, o);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int i = first + lane % 4 * 2 + e;
-        if (i >= b_.window) break;
-        const float factor = scale(head, i);
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          if (8 * half < count)
-            add_output(i, column + 8 * half + lane / 4, factor * o[2 * half + e]);
-      }
-    }
-  }
-  __device__ void add_output(int i, int at, float o) const {
-    if (kIs8Bit<Source>) o *= shared_.row_scales()[at];
-    shared_.outputs(i)[at] += o;
-  }
-
   __device__ static float silu(float x) { return x / (1.0f + expf(-x)); }
   __device__ float load_z(int64_t at) const { return to_float(static_cast<const Act*>(p_.z)[at]); }
 
@@ -375,7 +215,7 @@ class BlockStep {
   const BlockPlace& b_;
   const Shared& shared_;
   const Context context_;
-  const int begin_, end_;
+  const Passes passes_;
 };
 
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany>
@@ -389,9 +229,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   // The number of warps is a power of two.
   const int shift = 31 - __clz(launch.config.warps), warp = threadIdx.x / 32;
   const int passes = launch.config.heads * launch.head_passes;
-  const int begin = (warp * passes) >> shift, end = ((warp + 1) * passes) >> shift;
+  const Passes mine{(warp * passes) >> shift, ((warp + 1) * passes) >> shift};
   const BlockPlace b = block_place<Step::kTileFolds>(p, launch);
-  const Step early(p, launch, b, shared, begin, end);
+  const Step early(p, launch, b, shared, mine);
   if (b.slot < 0) {
     wait_for_predecessor();
     return early.template store_outputs<true>();
@@ -406,7 +246,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   __syncthreads();
   early.prepare();
   // From here on the place lies in shared memory: registers are for states.
-  const Step step(p, launch, place, shared, begin, end);
+  const Step step(p, launch, place, shared, mine);
   step.read(stream);
   step.template store_outputs<false>();
 }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/cuda/fast_divide.h"
+#include "ops/cuda/padded_rows.h"
 #include "replay/cursor.h"
 #include "replayssm/ops.h"
 
@@ -51,44 +53,8 @@ inline constexpr int kMostTileRows = 16;
 // Activations that the tensor cores take as they are. All others pass through the general path.
 constexpr bool are_operands(DType activation) { return activation == DType::kBFloat16; }
 
-// Division of small numbers by a number known on the host.
-struct FastDivide {
-  uint32_t divisor = 1, magic = 0;
-
-  constexpr FastDivide() = default;
-  constexpr explicit FastDivide(uint32_t by)
-      : divisor(by), magic(static_cast<uint32_t>((uint64_t{1} << 32) / by)) {}
-
-  // x < 2^32.
-  constexpr uint32_t modulo(uint32_t x) const {
-    if (divisor == 1) return 0;
-    const auto quotient = static_cast<uint32_t>((uint64_t{x} * magic) >> 32);
-    const uint32_t rest = x - quotient * divisor;  // the quotient is at most one too small
-    return rest >= divisor ? rest - divisor : rest;
-  }
-  constexpr uint32_t divide(uint32_t x) const {
-    if (divisor == 1) return x;
-    const auto quotient = static_cast<uint32_t>((uint64_t{x} * magic) >> 32);
-    return quotient + (x - quotient * divisor >= divisor ? 1 : 0);
-  }
-  // Any x; divisor < 2^16.
-  constexpr uint32_t modulo64(uint64_t x) const {
-    if (x >> 32 == 0) return modulo(static_cast<uint32_t>(x));
-    const uint32_t high = modulo(static_cast<uint32_t>(x >> 32));
-    const uint32_t step = modulo(modulo(0xffffffffu) + 1);  // 2^32
-    return modulo(high * step + modulo(static_cast<uint32_t>(x)));
-  }
-};
-
-// Floats of a padded row: four more behind every 32, so that eight lanes reading rows as any
-// element type lays them out meet no bank twice.
-constexpr int padded_index(int element) { return element + element / 32 * 4; }
-constexpr int padded_width(int state_dim) { return padded_index(state_dim); }
-
 // What a block remembers of where it stands.
 inline constexpr int kPlaceBytes = 128;
-
-constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
 // Elements from one row of keys, or values, in shared memory to the next: rows of eight lanes meet
 // no bank twice.

@@ -62,9 +62,9 @@ class Mix {
         if (begin + 16 * n >= end) break;
         uint32_t v[4];
         load_tiles_transposed(v, is_row ? from + 16 * n : c_.shared.zeros());
-        mma<Element>(sum[n], v, most[0], most[1]);
-        mma<Element>(sum[n], v, most[2], most[3]);
-        mma<Element>(sum[n], v, least[0], least[1]);
+        multiply_tile<Element>(sum[n], v, most[0], most[1]);
+        multiply_tile<Element>(sum[n], v, most[2], most[3]);
+        multiply_tile<Element>(sum[n], v, least[0], least[1]);
       }
     }
 #pragma unroll

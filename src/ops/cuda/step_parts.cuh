@@ -2,7 +2,7 @@
 // as 16-bit operands; a vector is the sum of parts that keep its 24 bits.
 #pragma once
 
-#include "ops/cuda/matrix.cuh"
+#include "ops/cuda/mma.cuh"
 
 namespace replayssm::cuda {
 

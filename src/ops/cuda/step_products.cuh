@@ -48,17 +48,16 @@ class Products<StepContext<kFamily, Act, kState, kMany>> {
     for (int n = c_.warp(); n < row_tiles * columns; n += c_.warps()) {
       const int tile = n / columns, column = n - tile * columns;
       if (column >= others) {
-        multiply_tile<true>(tile * 16, (column - others) * 8);
+        form_tile<true>(tile * 16, (column - others) * 8);
       } else if (tile <= column / 2) {  // else all rows are behind
-        multiply_tile<false>(tile * 16, column * 8);
+        form_tile<false>(tile * 16, column * 8);
       }
     }
   }
   template <bool kQueries>
-  __device__ void multiply_tile(int row, int column) const {
+  __device__ void form_tile(int row, int column) const {
     const int lane = c_.lane(), count = kQueries ? c_.b.window : c_.b.rows;
-    const Act* const a_row =
-        c_.shared.key(min(row + lane % 16, c_.b.rows - 1)) + lane / 16 * 8;
+    const Act* const a_row = c_.shared.key(min(row + lane % 16, c_.b.rows - 1)) + lane / 16 * 8;
     const int other = min(column + lane % 8, count - 1);
     const Act* const b_row =
         (kQueries ? c_.shared.query(other) : c_.shared.key(other)) + lane / 8 * 8;
@@ -68,9 +67,9 @@ class Products<StepContext<kFamily, Act, kState, kMany>> {
       uint32_t a[4], b[4];
       load_tiles(b, b_row + k);
       load_tiles(a, a_row + k);
-      mma<Act>(sum[0], a, b[0], b[1]);
+      multiply_tile<Act>(sum[0], a, b[0], b[1]);
       load_tiles(a, a_row + k + 16);
-      mma<Act>(sum[1], a, b[2], b[3]);
+      multiply_tile<Act>(sum[1], a, b[2], b[3]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half)

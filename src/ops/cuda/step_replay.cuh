@@ -33,7 +33,7 @@ class RowReplay {
   __device__ void run(const uint4* words, int head, int column, int passes) const {
     using Map = RowMap<S, kState>;
     float s[kRows][kPerLane];
-    unpack<S>(words, column, s);
+    unpack<S>(words, column, passes, s);
     Row row = first_row<S>(head, column);
     int j = 0;
 #pragma unroll 1
@@ -57,7 +57,7 @@ class RowReplay {
   __device__ int row(int r) const { return r * kGroups + group_; }
 
   template <class S>
-  __device__ void unpack(const uint4* words, int column, States s) const {
+  __device__ void unpack(const uint4* words, int column, int passes, States s) const {
     constexpr int kRowWords = kPerLane * int(sizeof(S)) / 16, kElems = 4 / sizeof(S);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -65,7 +65,7 @@ class RowReplay {
 #pragma unroll
       for (int i = 0; i < 4 * kRowWords; ++i) widen<S>(word[i], s[r] + i * kElems);
       if constexpr (kIs8Bit<S>) {
-        const float scale = shared_.row_scales()[column + row(r)];
+        const float scale = r < 2 * passes ? shared_.row_scales()[column + row(r)] : 0.0f;
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) s[r][e] *= scale;
       }

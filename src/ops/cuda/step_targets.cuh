@@ -195,7 +195,7 @@ class Targets {
         load_tiles(a, factors + part * part_stride + k);
 #pragma unroll
         for (int n = 0; n < kTiles; ++n)
-          mma<Bf16>(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+          multiply_tile<Bf16>(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
       }
     }
 #pragma unroll

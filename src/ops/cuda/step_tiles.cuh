@@ -87,7 +87,7 @@ class TileVector {
   __device__ void multiply(const StateTile<S, kState>& tile, float (&o)[2]) const {
     float c[2][4] = {};
     tile.for_steps([&](int k, const uint32_t(&a)[4]) {
-      mma<PartOf<S>>(c[k % 2], a, b_[k / 2][k % 2 * 2], b_[k / 2][k % 2 * 2 + 1]);
+      multiply_tile<PartOf<S>>(c[k % 2], a, b_[k / 2][k % 2 * 2], b_[k / 2][k % 2 * 2 + 1]);
     });
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -122,8 +122,8 @@ class TileVectors {
 #pragma unroll
       for (int part = 0; part < kCount; ++part) {
         if (k % 2 == 0) load_tiles(b[part], from_ + part * row_stride(kState, 2) + k * 16);
-        mma<PartOf<S>>(part == 0 && (kCount > 1 || k % 2 == 0) ? first : rest, a,
-                       b[part][k % 2 * 2], b[part][k % 2 * 2 + 1]);
+        multiply_tile<PartOf<S>>(part == 0 && (kCount > 1 || k % 2 == 0) ? first : rest, a,
+                                 b[part][k % 2 * 2], b[part][k % 2 * 2 + 1]);
       }
     });
 #pragma unroll
@@ -158,8 +158,8 @@ __device__ inline void multiply_halves(const uint4 (&words)[2][kGroupWords], con
           s[e] = __uint_as_float(bits);
           first[e] = __uint_as_float(bits & 0xffffe000u);
         }
-        mma_halves(high[n], a, first[0], first[1]);
-        mma_halves(low[n], a, s[0] - first[0], s[1] - first[1]);
+        multiply_halves_tile(high[n], a, first[0], first[1]);
+        multiply_halves_tile(low[n], a, s[0] - first[0], s[1] - first[1]);
       }
     }
   }
