@@ -28,7 +28,7 @@ cudaError_t cudaGetDevice(int* device) {
 }
 // Those of an H200.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount             ? 132
+  *value = attribute == cudaDevAttrMultiProcessorCount            ? 132
            : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024
                                                                   : 9;
   return cudaSuccess;
