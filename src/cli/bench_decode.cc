@@ -50,7 +50,7 @@ struct Plan {
 
 // One block of steps, per step.
 struct Block {
-  double ms = 0, sample_ms = 0;
+  double ms = 0;
   StageTimes stages;
 };
 
@@ -98,7 +98,7 @@ void RouteRun::stagger() {
   const int64_t cycle = options_.state.buffer_len;
   const int64_t spread = std::min(cycle, options_.batch_size);
   for (int64_t row = 0; row < options_.batch_size; ++row) {
-    rows_.cursor(row).ring_limit = static_cast<int32_t>(1 + row * cycle / spread % cycle);
+    rows_.set_ring_limit(row, static_cast<int32_t>(1 + row * cycle / spread % cycle));
   }
 }
 
@@ -127,27 +127,19 @@ void RouteRun::prefill(const std::vector<int32_t>& prompts) {
 }
 
 Block RouteRun::run(int64_t steps) {
-  Clock::duration sampling{};
   model_.stage_times() = {};
   const auto start = Clock::now();
   for (int64_t step = 0; step < steps; ++step) {
-    const auto logits = rows_.decode(next_);
-    const auto computed = Clock::now();
-    choose(logits, 0);
-    sampling += Clock::now() - computed;
+    const auto tokens = rows_.decode_greedy(next_);
+    if (std::ranges::count(tokens, -1) > 0) fail("step ", step, ": logits that are no numbers");
+    next_.assign(tokens.begin(), tokens.end());
   }
   const auto count = static_cast<double>(steps);
-  const StageTimes& s = model_.stage_times();
-  const double to_ms = 1e3 / count;
-  return {.ms = milliseconds(Clock::now() - start) / count,
-          .sample_ms = milliseconds(sampling) / count,
-          .stages = {.embed = s.embed * to_ms,
-                     .norm = s.norm * to_ms,
-                     .matmul = s.matmul * to_ms,
-                     .conv = s.conv * to_ms,
-                     .ssm = s.ssm * to_ms,
-                     .attention = s.attention * to_ms,
-                     .other = s.other * to_ms}};
+  Block block{.ms = milliseconds(Clock::now() - start) / count, .stages = {}};
+  for (const Stage stage : kStages) {
+    block.stages[stage] = model_.stage_times()[stage] * 1e3 / count;
+  }
+  return block;
 }
 
 RouteResult RouteRun::result(const StateTraffic& traffic) const {
@@ -157,20 +149,14 @@ RouteResult RouteRun::result(const StateTraffic& traffic) const {
     for (const Block& block : blocks_) values.push_back(value(block));
     return median(std::move(values));
   };
-  const auto stage = [&](double StageTimes::* member) {
-    return median_of([&](const Block& block) { return block.stages.*member; });
-  };
-  return {.route = route_,
-          .ms_per_step = median_of([](const Block& block) { return block.ms; }),
-          .stages = {.embed = stage(&StageTimes::embed),
-                     .norm = stage(&StageTimes::norm),
-                     .matmul = stage(&StageTimes::matmul),
-                     .conv = stage(&StageTimes::conv),
-                     .ssm = stage(&StageTimes::ssm),
-                     .attention = stage(&StageTimes::attention),
-                     .other = stage(&StageTimes::other)},
-          .sample_ms = median_of([](const Block& block) { return block.sample_ms; }),
-          .traffic = traffic};
+  RouteResult result{.route = route_,
+                     .ms_per_step = median_of([](const Block& block) { return block.ms; }),
+                     .stages = {},
+                     .traffic = traffic};
+  for (const Stage stage : kStages) {
+    result.stages[stage] = median_of([&](Block block) { return block.stages[stage]; });
+  }
+  return result;
 }
 
 std::vector<int32_t> random_prompts(const DecodeOptions& options, int64_t vocab) {

@@ -21,7 +21,7 @@ std::array<std::pair<const char*, double>, 8> stage_list(const RouteResult& resu
            {"ssm", s.ssm},
            {"attention", s.attention},
            {"other", s.other},
-           {"sample", result.sample_ms}}};
+           {"sample", s.sample}}};
 }
 
 double ssm_bandwidth(const RouteResult& result) {

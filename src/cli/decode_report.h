@@ -17,7 +17,6 @@ struct RouteResult {
   Route route = Route::kConventional;
   double ms_per_step = 0;
   StageTimes stages;     // milliseconds
-  double sample_ms = 0;  // choosing the next tokens
   StateTraffic traffic;  // computed: of all rows and layers
 };
 

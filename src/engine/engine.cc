@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/check.h"
+#include "engine/memory_plan.h"
 #include "engine/scheduler.h"
-#include "replay/cursor.h"
 
 namespace replayssm {
 namespace {
@@ -75,10 +75,22 @@ EngineOptions checked(EngineOptions options, const ModelConfig& config) {
   if (options.read_dtype) check_read_copy(*options.read_dtype, options.state_dtype, options.route);
   options.max_model_len = model_limit(config, options);
   options.ring.conv_kernel = static_cast<int32_t>(config.conv_kernel);
-  if (options.kv_blocks == 0 && config.attention_layers() > 0) {
-    options.kv_blocks = options.max_num_seqs * KvPool::blocks_for(options.max_model_len);
-  }
   return options;
+}
+
+// Takes what passes need, then divides what is left.
+MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
+  model.reserve({.tokens = options.max_num_batched_tokens,
+                 .sequences = options.max_num_seqs,
+                 .logits = options.max_num_seqs,
+                 .context = options.max_model_len});
+  return plan_memory(model, options);
+}
+
+// Whether the token is the likeliest one and nothing else is asked for.
+bool takes_likeliest(const SamplingParams& sampling) {
+  return sampling.temperature == 0 && sampling.repetition_penalty == 1 &&
+         sampling.presence_penalty == 0 && sampling.frequency_penalty == 0 && sampling.logprobs < 0;
 }
 
 }  // namespace
@@ -89,16 +101,19 @@ struct Engine::Impl {
         tokenizer(used_tokenizer),
         options(checked(given, used_model.config())),
         paged(used_model.config().attention_layers() > 0),
+        plan(reserve_and_plan(used_model, options)),
         slots(used_model.config(), options.ring, options.state_dtype, used_model.activation_dtype(),
-              static_cast<int32_t>(options.max_num_seqs), options.read_dtype),
-        kv(used_model.config(), used_model.activation_dtype(), paged ? options.kv_blocks : 1),
+              static_cast<int32_t>(options.max_num_seqs), options.read_dtype, used_model.memory()),
+        kv(used_model.config(), used_model.activation_dtype(), plan.kv_blocks, used_model.memory()),
         scheduler({options.max_num_seqs, options.max_num_batched_tokens}, slots,
                   paged ? &kv : nullptr),
-        logits(options.max_num_seqs * used_model.config().vocab_size) {}
+        logits(options.max_num_seqs * used_model.config().vocab_size),
+        likeliest(options.max_num_seqs) {}
 
   void check(const Request& request) const;
   void forward(const Schedule& schedule);
-  void commit(const Schedule& schedule);
+  void count(const Schedule& schedule);
+  SampledToken sample_row(const Sequence& sequence, int64_t row) const;
   std::vector<SampledToken> sample_all(const Schedule& schedule);
   std::vector<RequestOutput> step();
 
@@ -117,11 +132,14 @@ struct Engine::Impl {
   const Tokenizer* tokenizer;
   EngineOptions options;
   bool paged;  // the model has attention layers
+  MemoryPlan plan;
   SlotPool slots;
   KvPool kv;
   Scheduler scheduler;
   BatchArrays arrays;
-  Array<float> logits;  // [max_num_seqs, vocab]
+  Array<float> logits;             // [max_num_seqs, vocab]
+  std::vector<int32_t> likeliest;  // [max_num_seqs]
+  bool greedy = false;             // of the step at hand the likeliest tokens alone are wanted
   EngineStats stats;
   int64_t next_id = 0;
 };
@@ -154,42 +172,45 @@ void Engine::Impl::check(const Request& request) const {
 
 void Engine::Impl::forward(const Schedule& schedule) {
   arrays.assign(schedule, paged);
-  for (const auto& [sequence, tokens] : schedule.windows) {
-    begin_step(slots.cursor(sequence->slot), tokens, options.ring);
-  }
-  model.forward(arrays.view(schedule.decodes), state(), logits.data());
+  greedy = std::ranges::all_of(schedule.windows, [](const Window& window) {
+    return takes_likeliest(window.sequence->sampling);
+  });
+  const PassOutput output =
+      greedy ? PassOutput{.likeliest = likeliest.data()} : PassOutput{.logits = logits.data()};
+  model.forward(arrays.view(schedule.decodes), state(), output);
 }
 
-void Engine::Impl::commit(const Schedule& schedule) {
-  const auto count = static_cast<int64_t>(schedule.windows.size());
-  for (int64_t i = 0; i < count; ++i) {
+// What the pass has computed.
+void Engine::Impl::count(const Schedule& schedule) {
+  const auto windows = static_cast<int64_t>(schedule.windows.size());
+  for (int64_t i = 0; i < windows; ++i) {
     const auto& [sequence, tokens] = schedule.windows[i];
-    Cursor& cursor = slots.cursor(sequence->slot);
-    if (i < schedule.decodes) {
-      commit_step(cursor, tokens, options.route);
-      stats.decode_tokens += tokens;
-    } else {
-      commit_prefill(cursor, tokens, options.ring);
-      stats.prefill_tokens += tokens;
-    }
+    (i < schedule.decodes ? stats.decode_tokens : stats.prefill_tokens) += tokens;
     sequence->computed += tokens;
     sequence->prefilling = sequence->computed < sequence->size();
   }
   ++stats.steps;
 }
 
+// The token behind a sequence, whose logits are row `row` of the pass.
+SampledToken Engine::Impl::sample_row(const Sequence& sequence, int64_t row) const {
+  if (greedy) {
+    if (likeliest[row] < 0) fail("logits: expected a largest one, got NaN or none that is finite");
+    return {.id = likeliest[row]};
+  }
+  const int64_t vocab = model.config().vocab_size;
+  return sample({logits.data() + row * vocab, static_cast<size_t>(vocab)}, sequence.sampling,
+                sequence.prompt(), sequence.output(), sequence.size());
+}
+
 // One token for every sequence whose tokens are all computed, in the order of the windows.
 std::vector<SampledToken> Engine::Impl::sample_all(const Schedule& schedule) {
-  const int64_t vocab = model.config().vocab_size;
   std::vector<SampledToken> tokens;
   for (const Window& window : schedule.windows) {
     const Sequence& sequence = *window.sequence;
     if (sequence.prefilling) continue;
-    const std::span row(logits.data() + static_cast<int64_t>(tokens.size()) * vocab,
-                        static_cast<size_t>(vocab));
     try {
-      tokens.push_back(
-          sample(row, sequence.sampling, sequence.prompt(), sequence.output(), sequence.size()));
+      tokens.push_back(sample_row(sequence, std::ssize(tokens)));
     } catch (const Error& error) {
       const int64_t id = sequence.id, position = sequence.size();
       for (const Window& other : schedule.windows) scheduler.preempt(other.sequence->id);
@@ -209,7 +230,7 @@ std::vector<RequestOutput> Engine::Impl::step() {
     for (const Window& window : schedule.windows) scheduler.preempt(window.sequence->id);
     throw;
   }
-  commit(schedule);
+  count(schedule);
   std::vector<SampledToken> tokens = sample_all(schedule);
   std::vector<RequestOutput> outputs;
   for (const Window& window : schedule.windows) {
@@ -258,5 +279,6 @@ int64_t Engine::max_model_len() const { return impl_->options.max_model_len; }
 const EngineStats& Engine::stats() const { return impl_->stats; }
 const SlotPool& Engine::slots() const { return impl_->slots; }
 const KvPool& Engine::kv() const { return impl_->kv; }
+const MemoryPlan& Engine::memory_plan() const { return impl_->plan; }
 
 }  // namespace replayssm

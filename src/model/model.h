@@ -1,12 +1,14 @@
 // A loaded model on one device: what the engine sees of it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
 
+#include "core/memory.h"
 #include "core/thread_pool.h"
 #include "model/config.h"
 #include "replayssm/ops.h"
@@ -33,16 +35,53 @@ struct Batch {
   int64_t sequences() const { return static_cast<int64_t>(slot.size()); }
 };
 
-// Time spent in the parts of forward passes, in seconds, summed since it was zeroed.
-struct StageTimes {
-  double embed = 0, norm = 0, matmul = 0, conv = 0, ssm = 0, attention = 0, other = 0;
+// What the host wants of a pass; null: not wanted.
+struct PassOutput {
+  float* logits = nullptr;  // [logit_tokens, vocab_size]
+  // [logit_tokens] the largest logit's token, the lowest where several are; -1 where a row has no
+  // finite maximum or a NaN.
+  int32_t* likeliest = nullptr;
 };
 
-// Where the sequences' states live (engine/slot_pool.h owns the memory).
+// The largest passes that a model will be asked for.
+struct PassLimits {
+  int64_t tokens = 0;
+  int64_t sequences = 0;
+  int64_t logits = 0;
+  int64_t context = 0;  // tokens of a sequence
+};
+
+// The stages of a forward pass that are timed.
+enum class Stage : uint8_t { kEmbed, kNorm, kMatmul, kConv, kSsm, kAttention, kSample, kOther };
+
+inline constexpr std::array kStages = {Stage::kEmbed,  Stage::kNorm, Stage::kMatmul,
+                                       Stage::kConv,   Stage::kSsm,  Stage::kAttention,
+                                       Stage::kSample, Stage::kOther};
+
+// Time spent in the stages of forward passes, in seconds, summed since it was zeroed.
+struct StageTimes {
+  double embed = 0, norm = 0, matmul = 0, conv = 0, ssm = 0, attention = 0, sample = 0, other = 0;
+
+  double& operator[](Stage stage) {
+    switch (stage) {
+      case Stage::kEmbed: return embed;
+      case Stage::kNorm: return norm;
+      case Stage::kMatmul: return matmul;
+      case Stage::kConv: return conv;
+      case Stage::kSsm: return ssm;
+      case Stage::kAttention: return attention;
+      case Stage::kSample: return sample;
+      case Stage::kOther: break;
+    }
+    return other;
+  }
+};
+
+// Where the sequences' states live, in the model's memory (engine/slot_pool.h owns it).
 struct StateView {
   Route route = Route::kOutputOnly;
   RingConfig ring;
-  const Cursor* cursors = nullptr;            // [slots]
+  Cursor* cursors = nullptr;                  // [slots]
   std::span<const RecurrentState> recurrent;  // one per recurrent layer
   std::span<void* const> conv_inputs;  // one per recurrent layer: [slots, conv_rows, channels]
   std::span<void* const> kv_keys;      // one per attention layer (KvShape):
@@ -59,9 +98,13 @@ class Model {
   virtual DType activation_dtype() const = 0;
   virtual int64_t weight_bytes() const = 0;  // as held in memory
 
-  // Runs the layers and writes logits: [batch.logit_tokens.size(), vocab_size] fp32. Cursors must
-  // have been begun for this step and are not moved.
-  virtual void forward(const Batch& batch, const StateView& state, float* logits) = 0;
+  virtual Memory& memory() = 0;  // where the states of its sequences must lie
+  // Takes the memory that passes up to these limits need. Larger ones may come all the same.
+  virtual void reserve(const PassLimits& /*limits*/) {}
+
+  // Begins the step of every sequence's cursor, runs the layers and commits all windows whole. A
+  // pass that throws leaves the slots of its sequences invalid.
+  virtual void forward(const Batch& batch, const StateView& state, const PassOutput& output) = 0;
 
   virtual StageTimes& stage_times() = 0;
 };
@@ -78,7 +121,7 @@ struct KvShape {
 };
 KvShape kv_shape(const ModelConfig& config);
 
-// `progress` is called with (done, total) layers.
+// Models on the host's cores. `progress` is called with (done, total) layers.
 std::unique_ptr<Model> load_cpu_model(const std::filesystem::path& folder, DType activation_dtype,
                                       ThreadPool& pool,
                                       const std::function<void(int64_t, int64_t)>& progress = {});

@@ -25,7 +25,8 @@ class FakeModel final : public Model {
   const ModelConfig& config() const override { return config_; }
   DType activation_dtype() const override { return DType::kFloat32; }
   int64_t weight_bytes() const override { return 0; }
-  void forward(const Batch& batch, const StateView& state, float* logits) override;
+  Memory& memory() override { return host_memory(); }
+  void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
   StageTimes& stage_times() override { return stage_times_; }
 
   ModelConfig& mutable_config() { return config_; }
