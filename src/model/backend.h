@@ -123,6 +123,7 @@ struct PassArrays {
   const int32_t* block_table = nullptr;
   const int32_t* logit_tokens = nullptr;
   int64_t block_table_stride = 0;
+  int64_t block_size = 0;
   int64_t longest_window = 0;  // of the prefilling sequences
 };
 

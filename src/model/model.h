@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "core/memory.h"
 #include "core/thread_pool.h"
@@ -125,5 +126,12 @@ KvShape kv_shape(const ModelConfig& config);
 std::unique_ptr<Model> load_cpu_model(const std::filesystem::path& folder, DType activation_dtype,
                                       ThreadPool& pool,
                                       const std::function<void(int64_t, int64_t)>& progress = {});
+
+// Why models cannot run on a CUDA device here; empty where they can.
+std::string cuda_obstacle();
+// Models on the current CUDA device. Throws Error for an obstacle, for shapes that its kernels do
+// not compute and where the weights do not fit.
+std::unique_ptr<Model> load_cuda_model(const std::filesystem::path& folder, DType activation_dtype,
+                                       const std::function<void(int64_t, int64_t)>& progress = {});
 
 }  // namespace replayssm

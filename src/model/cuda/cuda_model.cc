@@ -1,0 +1,213 @@
+// A model on a CUDA device.
+
+#include <algorithm>
+#include <bit>
+
+#include "core/check.h"
+#include "model/cuda/cuda_backend.h"
+#include "model/cuda/graphs.h"
+#include "model/cuda/step_arrays.h"
+#include "model/layer_stack.h"
+#include "ops/cuda/check_cuda.h"
+#include "ops/cuda/cursors.h"
+#include "ops/cuda/sampling.h"
+
+namespace replayssm {
+namespace {
+
+// Decoding batches are filled up to a few sizes, each with a graph of its own.
+int64_t bucket_of(int64_t sequences) {
+  const int64_t unit = sequences <= 4     ? 1
+                       : sequences <= 64  ? 8
+                       : sequences <= 256 ? 16
+                                          : 32;
+  return (sequences + unit - 1) / unit * unit;
+}
+
+// Tables grow in few steps, since a graph holds their stride.
+int64_t stride_of(int64_t blocks) {
+  constexpr uint64_t kLeast = 8;
+  return blocks == 0 ? 0
+                     : static_cast<int64_t>(
+                           std::bit_ceil(std::max(static_cast<uint64_t>(blocks), kLeast)));
+}
+
+class CudaModel final : public Model {
+ public:
+  CudaModel(ModelConfig config, ModelWeights weights, DType dtype,
+            const std::function<void(int64_t, int64_t)>& progress)
+      : config_(std::move(config)),
+        backend_(config_, dtype),
+        context_(config_, backend_),
+        layers_(std::move(weights), context_, progress),
+        arrays_(backend_.device_memory()),
+        logits_(backend_.memory()),
+        likeliest_(backend_.memory()),
+        sampling_(backend_.memory()),
+        likeliest_host_(pinned_) {
+    backend_.stream().synchronize();
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  DType activation_dtype() const override { return backend_.dtype(); }
+  StageTimes& stage_times() override { return times_; }
+  int64_t weight_bytes() const override { return layers_.weight_bytes(); }
+  Memory& memory() override { return backend_.memory(); }
+
+  void reserve(const PassLimits& limits) override;
+  void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
+
+ private:
+  void enqueue();
+  void reserve_outputs(int64_t rows);
+
+  cudaStream_t stream() const { return backend_.stream().get(); }
+
+  ModelConfig config_;
+  cuda::PinnedMemory pinned_;
+  CudaBackend backend_;
+  Context context_;
+  LayerStack layers_;
+  StepArrays arrays_;
+  Graphs graphs_;
+  Scratch<float> logits_;       // [logits, vocab]
+  Scratch<int32_t> likeliest_;  // [logits]
+  Scratch<std::byte> sampling_;
+  Scratch<int32_t> likeliest_host_;
+  StageTimes times_;
+};
+
+void CudaModel::reserve_outputs(int64_t rows) {
+  logits_.get(rows * config_.vocab_size);
+  likeliest_.get(rows);
+  likeliest_host_.get(rows);
+  sampling_.get(cuda::sample_workspace_bytes(rows, config_.vocab_size, false));
+}
+
+// A pass over padding alone takes all scratch memory that depends on the number of tokens.
+void CudaModel::reserve(const PassLimits& limits) {
+  const int64_t sequences = bucket_of(limits.sequences);
+  const int64_t tokens = std::max(limits.tokens, sequences);
+  const int64_t logits = std::max(limits.logits, sequences);
+  constexpr int64_t kBlock = 32;  // the least that a block holds
+  arrays_.reserve({.tokens = tokens,
+                   .sequences = sequences,
+                   .logits = logits,
+                   .block_table_stride = stride_of((limits.context + kBlock - 1) / kBlock)});
+  reserve_outputs(logits);
+  const int32_t start = 0;
+  arrays_.assign({.query_start = {&start, 1}}, {.tokens = tokens, .logits = logits}, stream());
+  const std::vector<RecurrentState> recurrent(static_cast<size_t>(config_.recurrent_layers()));
+  const std::vector<void*> absent(
+      static_cast<size_t>(std::max(config_.recurrent_layers(), config_.attention_layers())));
+  const StateView state{.recurrent = recurrent,
+                        .conv_inputs = absent,
+                        .kv_keys = absent,
+                        .kv_values = absent,
+                        .kv_block_size = kBlock};
+  context_.arrays = arrays_.arrays();
+  context_.arrays.block_size = kBlock;
+  context_.state = &state;
+  layers_.run(context_, logits_.get(0));
+  backend_.stream().synchronize();
+}
+
+void CudaModel::enqueue() {
+  const PassArrays& a = context_.arrays;
+  const StateView& state = *context_.state;
+  SequenceBatch batch{.sequences = a.sequences,
+                      .query_start = a.query_start,
+                      .slot = a.slot,
+                      .cursors = state.cursors,
+                      .ring = state.ring};
+  cuda::begin_steps(batch, state.cursors, stream());
+  float* logits = logits_.get(0);
+  layers_.run(context_, logits);
+  if (a.logits > 0) {
+    cuda::sample({.logits = {logits, config_.vocab_size, DType::kFloat32},
+                  .rows = a.logits,
+                  .vocab = config_.vocab_size,
+                  .token = likeliest_.get(0),
+                  .workspace = sampling_.get(0)},
+                 stream());
+  }
+  batch.sequences = a.decodes;
+  if (a.decodes > 0)
+    cuda::commit_steps(batch, arrays_.windows(), state.route, state.cursors, stream());
+  if (a.decodes == a.sequences) return;
+  batch.sequences = a.sequences - a.decodes;
+  batch.query_start += a.decodes;
+  batch.slot += a.decodes;
+  cuda::commit_prefills(batch, state.cursors, stream());
+}
+
+void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
+  check_pass(batch, state, config_);
+  if (state.emulation) fail("emulated storage formats: expected --device cpu, got cuda");
+  const auto tokens = static_cast<int64_t>(batch.token_ids.size());
+  if (tokens == 0) return;
+  const int64_t sequences = batch.sequences();
+  const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
+  const bool steps = batch.decodes == sequences && tokens == sequences && rows == sequences;
+  PassPlaces places{.tokens = tokens,
+                    .sequences = sequences,
+                    .logits = rows,
+                    .block_table_stride = stride_of(batch.block_table_stride)};
+  if (steps) places.tokens = places.sequences = places.logits = bucket_of(sequences);
+  reserve_outputs(places.logits);
+  arrays_.assign(batch, places, stream());
+  context_.arrays = arrays_.arrays();
+  context_.arrays.block_size = state.kv_block_size;
+  context_.state = &state;
+  if (steps) {
+    graphs_.run(pass_key(places, state), backend_.device_memory().releases(), stream(),
+                [&] { enqueue(); });
+  } else {
+    enqueue();
+  }
+  if (rows > 0 && output.likeliest) {
+    int32_t* pinned = likeliest_host_.get(0);
+    backend_.memory().read(pinned, likeliest_.get(0), rows * static_cast<int64_t>(sizeof *pinned));
+    std::copy_n(pinned, rows, output.likeliest);
+  }
+  if (rows > 0 && output.logits) {
+    backend_.memory().read(output.logits, logits_.get(0),
+                           rows * config_.vocab_size * static_cast<int64_t>(sizeof(float)));
+  }
+  backend_.stream().synchronize();
+}
+
+// What the kernels do not compute.
+void check_supported(const ModelConfig& config, DType dtype) {
+  if (config.recurrent_layers() > 0) {
+    const RecurrentShape shape = recurrent_shape(config);
+    if (shape.state_dim != 128 || shape.head_dim % 8 != 0) {
+      fail("--device cuda: expected recurrent heads of a multiple of 8 rows and 128 columns, got ",
+           shape.head_dim, " x ", shape.state_dim, "; --device cpu runs them");
+    }
+  }
+  const KvShape kv = kv_shape(config);
+  constexpr std::array kHeadDims = {64, 80, 96, 128, 192, 256, 576};
+  if (kv.layers > 0 && std::ranges::count(kHeadDims, kv.head_dim) == 0) {
+    fail("--device cuda: expected attention heads of 64, 80, 96, 128, 192, 256 or 576, got ",
+         kv.head_dim, "; --device cpu runs them");
+  }
+  REPLAYSSM_CHECK(dtype_bytes(dtype) >= 2, "dtype ", dtype_name(dtype));
+}
+
+}  // namespace
+
+std::string cuda_obstacle() { return cuda::device_obstacle(); }
+
+std::unique_ptr<Model> load_cuda_model(const std::filesystem::path& folder, DType activation_dtype,
+                                       const std::function<void(int64_t, int64_t)>& progress) {
+  if (const std::string obstacle = cuda_obstacle(); !obstacle.empty())
+    fail("--device cuda: ", obstacle);
+  ModelConfig config = load_config(folder);
+  check_supported(config, activation_dtype);
+  ModelWeights weights = load_weights(folder, config);
+  return std::make_unique<CudaModel>(std::move(config), std::move(weights), activation_dtype,
+                                     progress);
+}
+
+}  // namespace replayssm

@@ -1,0 +1,15 @@
+// What a program without a CUDA backend says.
+
+#include "core/check.h"
+#include "model/model.h"
+
+namespace replayssm {
+
+std::string cuda_obstacle() { return "this program is built without a CUDA backend"; }
+
+std::unique_ptr<Model> load_cuda_model(const std::filesystem::path&, DType,
+                                       const std::function<void(int64_t, int64_t)>&) {
+  fail("--device cuda: ", cuda_obstacle());
+}
+
+}  // namespace replayssm
