@@ -29,6 +29,12 @@ __device__ inline void copy_async_16(void* shared, const void* global) {
                "l"(global)
                : "memory");
 }
+// Zeroes instead where the source is not `valid`.
+__device__ inline void copy_async_16_or_zero(void* shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the newest kGroups groups of this thread are here.
 template <int kGroups>

@@ -52,30 +52,31 @@ struct AttentionInputParams {
 };
 void prepare_attention(const AttentionInputParams& params, cudaStream_t stream);
 
-// How the batch of a call is cut into pieces of work; a piece is a tile of one sequence's queries
-// and a range of its keys. Depends on a sequence's own lengths only, so that no neighbour changes
-// its bits.
+// The most that the calls of a plan are used for. It decides, together with each sequence's own
+// lengths, how the work is cut into pieces: a tile of one sequence's queries and a range of its
+// keys. Neighbours change no bits of a sequence.
 struct AttentionShape {
-  int64_t sequences = 0;    // at most
-  int64_t tokens = 0;       // at most, over all sequences
-  int64_t max_window = 0;   // most new tokens of a sequence
-  int64_t max_context = 0;  // most tokens of a sequence, new ones included
+  int64_t sequences = 0;
+  int64_t tokens = 0;       // over all sequences
+  int64_t max_window = 0;   // new tokens of a sequence
+  int64_t max_context = 0;  // tokens of a sequence, new ones included; longer ones are served too
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
 };
-// The memory that plan_attention fills for the layers of a step, and what paged_attention needs
-// besides; the latter may serve all layers and must be zeroed once, before its first use.
+// Bytes that plan_attention fills for the layers of a step, and those that paged_attention needs
+// besides. The latter serve all layers of a stream and must be zeroed before their first use.
 int64_t attention_plan_bytes(const AttentionShape& shape);
 int64_t attention_workspace_bytes(const AttentionShape& shape);
 
-// plan: attention_plan_bytes, aligned to 16. Overlaps no other kernel of its stream.
+// plan: aligned to 16.
 void plan_attention(const AttentionShape& shape, const KvBatch& batch, void* plan,
                     cudaStream_t stream);
 
 // Causal attention of the new tokens over cache and window (already stored):
 // out = softmax(scale q K^T) V, times sigmoid(gate) where there is one. `heads` is a multiple of
-// kv_heads; head_dim is 64, 80, 96, 128, 192, 256 or 576.
+// kv_heads; head_dim is 64, 80, 96, 128, 192, 256 or 576. Rows behind the last sequence's tokens
+// are left as they are.
 struct AttentionParams {
   AttentionShape shape;  // as planned
   KvCache cache;
@@ -85,7 +86,7 @@ struct AttentionParams {
   InRows gate;  // [tokens, heads, head_dim]; data may be null
   OutRows out;  // [tokens, heads, head_dim]
   const void* plan = nullptr;
-  void* workspace = nullptr;  // attention_workspace_bytes, aligned to 16
+  void* workspace = nullptr;  // aligned to 16
 };
 void paged_attention(const AttentionParams& params, cudaStream_t stream);
 

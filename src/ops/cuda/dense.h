@@ -57,10 +57,6 @@ struct AddNormParams {
 };
 void add_rms_norm(const AddNormParams& params, cudaStream_t stream);
 
-// In place over the leading dim of head_dim values of every head. x: [rows, heads, head_dim].
-void head_rms_norm(const OutRows& x, const float* weight, int64_t rows, int64_t heads,
-                   int64_t head_dim, int64_t dim, float eps, cudaStream_t stream);
-
 // y = silu(scale gate) up. gate_up: [rows, 2 * dim], gate first.
 void swiglu(const InRows& gate_up, float scale, int64_t rows, int64_t dim, const OutRows& y,
             cudaStream_t stream);

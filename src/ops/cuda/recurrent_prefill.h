@@ -8,10 +8,12 @@
 
 namespace replayssm::cuda {
 
-// Reads and writes checkpoint and read copy; the rings of all slots must be empty. A slot whose
-// cursor stands where reset_slots leaves it still has its checkpoint read: it must have been
-// cleared (slot_clear). commit_prefills moves the cursors behind the last layer. Windows of any
-// length; captured calls stay valid whatever the lengths become. state_dim is 64, 128 or 256.
+// Reads and writes checkpoint and read copy; the rings of all slots must be empty, and a slot that
+// is new to its sequence cleared (slot_clear). commit_prefills moves the cursors behind the last
+// layer. Windows are chains of any length: captured calls stay valid whatever the lengths become.
+// Rounds to nearest even.
+//
+// A call overlaps the kernel before it in the stream: that must not write slots and query starts.
 void recurrent_prefill(const RecurrentPrefillParams& params, cudaStream_t stream);
 
 }  // namespace replayssm::cuda

@@ -1,7 +1,5 @@
-// One launch of the snapshot kernel, and its instantiations, split over files by family.
+// One launch of a kernel that takes token after token with its rows in registers.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <algorithm>
 
@@ -11,7 +9,7 @@
 namespace replayssm::cuda {
 
 // Floats in a block's shared memory, for `chunk` tokens at once.
-struct SnapshotLayout {
+struct TokenLayout {
   int width = 0;   // of a padded row of keys
   int passes = 1;  // that a warp makes over rows of its own
   int rows = 0;    // of the state that a block owns
@@ -23,17 +21,17 @@ struct SnapshotLayout {
   int total = 0;
 };
 
-inline constexpr int kSnapshotSharedBytes = 48 * 1024;  // what a block has without asking
+inline constexpr int kTokensAtOnce = 16;             // at most in shared memory
+inline constexpr int kTokenSharedBytes = 48 * 1024;  // what a block has without asking
 
 // `width`: of a row in registers; `state`: floats for the words of the block's rows.
-constexpr SnapshotLayout snapshot_layout(bool channels, int width, int rows, int state,
-                                         int most_tokens) {
-  SnapshotLayout s;
+constexpr TokenLayout token_layout(bool channels, int width, int rows, int state, int most_tokens) {
+  TokenLayout s;
   s.width = padded_width(width);
   s.rows = rows;
   const int token = (channels ? 3 : 2) * s.width + 2 * rows + 4;
-  const int fits = (kSnapshotSharedBytes / int(sizeof(float)) - state) / token;
-  s.chunk = std::clamp(most_tokens, 1, std::min(fits, 16));
+  const int fits = (kTokenSharedBytes / int(sizeof(float)) - state) / token;
+  s.chunk = std::clamp(most_tokens, 1, std::min(fits, kTokensAtOnce));
   s.keys = state;
   s.queries = s.keys + s.chunk * s.width;
   s.decays = s.queries + s.chunk * s.width;
@@ -44,15 +42,11 @@ constexpr SnapshotLayout snapshot_layout(bool channels, int width, int rows, int
   return s;
 }
 
-struct SnapshotLaunch {
-  SnapshotLayout layout;
+struct TokenLaunch {
+  TokenLayout layout;
   int heads = 0, head_dim = 0, state_dim = 0;
   float query_scale = 1;     // of the delta rules' normalised queries
   FastDivide group, slices;  // heads of a key head, blocks of a head
 };
-
-// Dispatches over checkpoint type and state_dim. `aligned`: rows start at multiples of 16 bytes.
-template <Family kFamily>
-void launch_snapshot(const SnapshotStepParams& params, bool aligned, cudaStream_t stream);
 
 }  // namespace replayssm::cuda

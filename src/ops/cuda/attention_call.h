@@ -1,0 +1,23 @@
+// Everything that an attention kernel is given.
+#pragma once
+
+#include "ops/cuda/attention_plan.h"
+#include "ops/cuda/step_layout.h"
+
+namespace replayssm::cuda {
+
+struct AttentionCall {
+  AttentionParams p;
+  AttentionCut cut;
+  FastDivide block_size;
+  const AttentionPlan* plan = nullptr;
+  // What unfinished ranges leave: the sums of weighted values, not divided yet, and per row the
+  // largest score and the sum of weights. counters: how many ranges of a sequence's head are done;
+  // zero between calls.
+  int32_t* counters = nullptr;    // [sequences, kv_heads]
+  float* partial = nullptr;       // [sequences, kv_heads, splits, part_rows, head_dim]
+  float2* partial_sum = nullptr;  // [sequences, kv_heads, splits, part_rows]
+  int part_rows = 0;
+};
+
+}  // namespace replayssm::cuda
