@@ -72,6 +72,7 @@ void add_generate(CLI::App& parent, Command& command) {
   add_read_dtype(app, options->state);
   add_max_num_seqs(app, options->limits);
   add_max_num_batched_tokens(app, options->limits);
+  add_gpu_memory_utilization(app, options->limits);
   add_number(app, "--max-model-len", options->limits.max_model_len, 1, kMostTokens,
              "Longest prompt and output together")
       ->default_str("the model's own limit");

@@ -153,4 +153,17 @@ void add_max_num_batched_tokens(CLI::App& app, LimitOptions& options) {
       ->default_str("512");
 }
 
+void add_gpu_memory_utilization(CLI::App& app, LimitOptions& options) {
+  app.add_option_function<double>(
+         "--gpu-memory-utilization",
+         [&](double value) {
+           if (!(value > 0 && value <= 1))  // a NaN is neither
+             fail("--gpu-memory-utilization: expected more than 0 and at most 1, got ", value);
+           options.gpu_memory_utilization = value;
+         },
+         "Part of a CUDA device's memory for weights, states and KV cache")
+      ->type_name("X")
+      ->default_str("0.9");
+}
+
 }  // namespace replayssm::cli

@@ -34,6 +34,7 @@ struct LimitOptions {
   int64_t max_num_seqs = 8;
   int64_t max_num_batched_tokens = 0;  // 0 = 512, or max_num_seqs where that is more
   int64_t max_model_len = 0;           // 0 = the model's own limit
+  double gpu_memory_utilization = 0.9;
 
   int64_t batched_tokens() const {
     constexpr int64_t kDefault = 512;

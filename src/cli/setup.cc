@@ -42,7 +42,8 @@ std::vector<std::string> bundled_models() {
 
 fs::path find_model(const ModelOptions& options) {
   if (options.device == "cuda") {
-    fail("--device: expected auto or cpu, got cuda: this program is built without a CUDA backend");
+    if (const std::string obstacle = cuda_obstacle(); !obstacle.empty())
+      fail("--device: expected auto or cpu, got cuda: ", obstacle);
   }
   const std::string& model = options.model;
   std::error_code error;
@@ -64,9 +65,14 @@ std::string model_name(const fs::path& folder) { return fs::canonical(folder).fi
 LoadedModel load_model(const fs::path& folder, const ModelOptions& options) {
   LoadedModel loaded;
   loaded.threads = std::make_unique<ThreadPool>(options.threads);
+  const DType dtype = options.dtype.value_or(DType::kBFloat16);
   Progress progress("loading");
-  loaded.model = load_cpu_model(folder, options.dtype.value_or(DType::kBFloat16), *loaded.threads,
-                                [&](int64_t done, int64_t total) { progress.update(done, total); });
+  const auto update = [&](int64_t done, int64_t total) { progress.update(done, total); };
+  const bool cuda =
+      options.device == "cuda" || (options.device == "auto" && cuda_obstacle().empty() &&
+                                   cuda_obstacle(load_config(folder)).empty());
+  loaded.model = cuda ? load_cuda_model(folder, dtype, update)
+                      : load_cpu_model(folder, dtype, *loaded.threads, update);
   return loaded;
 }
 

@@ -27,6 +27,10 @@ Rows::Rows(Model& model, const RowsOptions& options)
       tables_(options.rows),
       computed_(options.rows, 0),
       logits_(std::max(options.rows, options.max_logits) * model.config().vocab_size) {
+  model.reserve({.tokens = std::max({options.rows, options.max_logits, options.max_tokens}),
+                 .sequences = options.rows,
+                 .logits = std::max(options.rows, options.max_logits),
+                 .context = options.context});
   for (size_t row = 0; row < tables_.size(); ++row) slots_.acquire();
 }
 

@@ -19,6 +19,7 @@ struct RowsOptions {
   DType state_dtype = DType::kFloat32;
   int64_t rows = 1;
   int64_t context = 0;                   // most tokens of a row
+  int64_t max_tokens = 0;                // most tokens of a forward pass, where it is known
   int64_t max_logits = 1;                // most tokens of a forward pass whose logits are wanted
   std::optional<DType> read_dtype = {};  // of read copies
   const cpu::StateEmulation* emulation = nullptr;

@@ -127,10 +127,10 @@ std::unique_ptr<Model> load_cpu_model(const std::filesystem::path& folder, DType
                                       ThreadPool& pool,
                                       const std::function<void(int64_t, int64_t)>& progress = {});
 
-// Why models cannot run on a CUDA device here; empty where they can.
+// Why no model, or not this one, can run on a CUDA device here; empty where it can.
 std::string cuda_obstacle();
-// Models on the current CUDA device. Throws Error for an obstacle, for shapes that its kernels do
-// not compute and where the weights do not fit.
+std::string cuda_obstacle(const ModelConfig& config);
+// Models on the current CUDA device. Throws Error for an obstacle and where the weights do not fit.
 std::unique_ptr<Model> load_cuda_model(const std::filesystem::path& folder, DType activation_dtype,
                                        const std::function<void(int64_t, int64_t)>& progress = {});
 

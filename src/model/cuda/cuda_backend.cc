@@ -47,22 +47,22 @@ void CudaBackend::add_norm(const AddNormParams& p) {
 }
 
 void CudaBackend::gated_norm(const GatedNormParams& p) {
-  cuda::gated_rms_norm({.x = p.x,
-                        .gate = p.gate,
-                        .gate_stride = p.gate_stride,
-                        .weight = p.weight,
-                        .rows = p.rows,
-                        .groups = p.groups,
-                        .group_dim = p.group_dim,
-                        .weight_per_group = p.weight_per_group,
-                        .gate_first = p.gate_first,
-                        .activation = p.activation == GateActivation::kSilu
-                                          ? cuda::GateActivation::kSilu
-                                          : cuda::GateActivation::kSigmoid,
-                        .eps = p.eps,
-                        .y = p.y,
-                        .y_dtype = p.dtype},
-                       stream_.get());
+  cuda::gated_rms_norm(
+      {.x = p.x,
+       .gate = p.gate,
+       .gate_stride = p.gate_stride,
+       .weight = p.weight,
+       .rows = p.rows,
+       .groups = p.groups,
+       .group_dim = p.group_dim,
+       .weight_per_group = p.weight_per_group,
+       .gate_first = p.gate_first,
+       .activation = p.activation == GateActivation::kSilu ? cuda::GateActivation::kSilu
+                                                           : cuda::GateActivation::kSigmoid,
+       .eps = p.eps,
+       .y = p.y,
+       .y_dtype = p.dtype},
+      stream_.get());
 }
 
 void CudaBackend::mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim,
@@ -132,9 +132,28 @@ void CudaBackend::plan_part(AttentionPart& part, int64_t first, int64_t sequence
                 .heads = heads_,
                 .kv_heads = kv_heads_,
                 .head_dim = head_dim_};
-  part.workspace.get(cuda::attention_workspace_bytes(part.shape));
+  // Shapes share the memory, and what one leaves there another expects to be zero.
+  const int64_t bytes = cuda::attention_workspace_bytes(part.shape);
+  if (bytes > 0) memory_.zero(part.workspace.get(bytes), bytes, bytes, 1);
   std::byte* plan = part.plan.get(cuda::attention_plan_bytes(part.shape));
   cuda::plan_attention(part.shape, part.batch, plan, stream_.get());
+}
+
+void CudaBackend::reserve_attention(const PassLimits& limits, int64_t window) {
+  if (kv_heads_ == 0) return;
+  const auto take = [&](AttentionPart& part, cuda::AttentionShape shape) {
+    shape.max_context = limits.context;
+    shape.heads = heads_;
+    shape.kv_heads = kv_heads_;
+    shape.head_dim = head_dim_;
+    part.plan.get(cuda::attention_plan_bytes(shape));
+    part.workspace.get(cuda::attention_workspace_bytes(shape));
+  };
+  for (const int64_t sequences : {int64_t{1}, limits.sequences}) {
+    take(decoding_, {.sequences = sequences, .tokens = sequences * window, .max_window = window});
+    take(prefilling_,
+         {.sequences = sequences, .tokens = limits.tokens, .max_window = limits.tokens});
+  }
 }
 
 void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& state) {

@@ -16,6 +16,9 @@ class CudaBackend final : public Backend {
   const cuda::Stream& stream() const { return stream_; }
   cuda::DeviceMemory& device_memory() { return memory_; }
 
+  // Takes what attention needs for passes up to the limits.
+  void reserve_attention(const PassLimits& limits, int64_t window);
+
   Memory& memory() override { return memory_; }
   DType dtype() const override { return dtype_; }
 

@@ -17,19 +17,16 @@ namespace {
 
 // Decoding batches are filled up to a few sizes, each with a graph of its own.
 int64_t bucket_of(int64_t sequences) {
-  const int64_t unit = sequences <= 4     ? 1
-                       : sequences <= 64  ? 8
-                       : sequences <= 256 ? 16
-                                          : 32;
+  const int64_t unit = sequences <= 4 ? 1 : sequences <= 64 ? 8 : sequences <= 256 ? 16 : 32;
   return (sequences + unit - 1) / unit * unit;
 }
 
 // Tables grow in few steps, since a graph holds their stride.
 int64_t stride_of(int64_t blocks) {
   constexpr uint64_t kLeast = 8;
-  return blocks == 0 ? 0
-                     : static_cast<int64_t>(
-                           std::bit_ceil(std::max(static_cast<uint64_t>(blocks), kLeast)));
+  return blocks == 0
+             ? 0
+             : static_cast<int64_t>(std::bit_ceil(std::max(static_cast<uint64_t>(blocks), kLeast)));
 }
 
 class CudaModel final : public Model {
@@ -95,6 +92,8 @@ void CudaModel::reserve(const PassLimits& limits) {
                    .logits = logits,
                    .block_table_stride = stride_of((limits.context + kBlock - 1) / kBlock)});
   reserve_outputs(logits);
+  backend_.reserve_attention({.tokens = tokens, .sequences = sequences, .context = limits.context},
+                             1);
   const int32_t start = 0;
   arrays_.assign({.query_start = {&start, 1}}, {.tokens = tokens, .logits = logits}, stream());
   const std::vector<RecurrentState> recurrent(static_cast<size_t>(config_.recurrent_layers()));
@@ -177,34 +176,38 @@ void CudaModel::forward(const Batch& batch, const StateView& state, const PassOu
   backend_.stream().synchronize();
 }
 
-// What the kernels do not compute.
-void check_supported(const ModelConfig& config, DType dtype) {
+// What of the model the kernels do not compute.
+std::string shape_obstacle(const ModelConfig& config) {
   if (config.recurrent_layers() > 0) {
     const RecurrentShape shape = recurrent_shape(config);
     if (shape.state_dim != 128 || shape.head_dim % 8 != 0) {
-      fail("--device cuda: expected recurrent heads of a multiple of 8 rows and 128 columns, got ",
-           shape.head_dim, " x ", shape.state_dim, "; --device cpu runs them");
+      return concat("the model's recurrent heads have ", shape.head_dim, " rows of ",
+                    shape.state_dim, " columns, the kernels compute multiples of 8 rows of 128");
     }
   }
   const KvShape kv = kv_shape(config);
   constexpr std::array kHeadDims = {64, 80, 96, 128, 192, 256, 576};
   if (kv.layers > 0 && std::ranges::count(kHeadDims, kv.head_dim) == 0) {
-    fail("--device cuda: expected attention heads of 64, 80, 96, 128, 192, 256 or 576, got ",
-         kv.head_dim, "; --device cpu runs them");
+    return concat("the model's attention heads have ", kv.head_dim,
+                  " columns, the kernels compute 64, 80, 96, 128, 192, 256 and 576");
   }
-  REPLAYSSM_CHECK(dtype_bytes(dtype) >= 2, "dtype ", dtype_name(dtype));
+  return {};
 }
 
 }  // namespace
 
 std::string cuda_obstacle() { return cuda::device_obstacle(); }
 
+std::string cuda_obstacle(const ModelConfig& config) {
+  const std::string obstacle = cuda_obstacle();
+  return obstacle.empty() ? shape_obstacle(config) : obstacle;
+}
+
 std::unique_ptr<Model> load_cuda_model(const std::filesystem::path& folder, DType activation_dtype,
                                        const std::function<void(int64_t, int64_t)>& progress) {
-  if (const std::string obstacle = cuda_obstacle(); !obstacle.empty())
-    fail("--device cuda: ", obstacle);
   ModelConfig config = load_config(folder);
-  check_supported(config, activation_dtype);
+  if (const std::string obstacle = cuda_obstacle(config); !obstacle.empty())
+    fail("device cuda: ", obstacle);
   ModelWeights weights = load_weights(folder, config);
   return std::make_unique<CudaModel>(std::move(config), std::move(weights), activation_dtype,
                                      progress);

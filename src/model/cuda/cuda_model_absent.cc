@@ -7,9 +7,11 @@ namespace replayssm {
 
 std::string cuda_obstacle() { return "this program is built without a CUDA backend"; }
 
+std::string cuda_obstacle(const ModelConfig&) { return cuda_obstacle(); }
+
 std::unique_ptr<Model> load_cuda_model(const std::filesystem::path&, DType,
                                        const std::function<void(int64_t, int64_t)>&) {
-  fail("--device cuda: ", cuda_obstacle());
+  fail("device cuda: ", cuda_obstacle());
 }
 
 }  // namespace replayssm

@@ -32,10 +32,10 @@ class CudaProduct final : public Product {
  public:
   CudaProduct(const ProductWeights& weights, Buffer stacked, cuda::LinearRunner& runner,
               Memory& memory, cudaStream_t stream)
-      : Product(weights.in_features,
-                stacked.bytes() / (weights.in_features * dtype_bytes(weights.dtype)) /
-                    weights.heads,
-                weights.heads),
+      : Product(
+            weights.in_features,
+            stacked.bytes() / (weights.in_features * dtype_bytes(weights.dtype)) / weights.heads,
+            weights.heads),
         dtype_(weights.dtype),
         weight_(std::move(stacked)),
         bias_(place_floats(weights.bias, memory)),

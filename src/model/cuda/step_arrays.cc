@@ -85,8 +85,8 @@ void StepArrays::assign(const Batch& batch, const PassPlaces& places, cudaStream
              .decodes = batch.decodes == sequences ? places.sequences : batch.decodes,
              .logits = places.logits,
              .token_ids = packer.pack(batch.token_ids, places.tokens, -1),
-             .query_start = packer.pack(batch.query_start, places.sequences + 1,
-                                        static_cast<int32_t>(tokens)),
+             .query_start =
+                 packer.pack(batch.query_start, places.sequences + 1, static_cast<int32_t>(tokens)),
              .slot = packer.pack(batch.slot, places.sequences, -1)};
   windows_ = packer.pack<int32_t>(windows, places.sequences, 0);
   arrays_.position = packer.pack(batch.position, places.sequences, int64_t{0});
@@ -94,10 +94,10 @@ void StepArrays::assign(const Batch& batch, const PassPlaces& places, cudaStream
   arrays_.block_table = packer.pack<int32_t>(table, places.sequences * stride, -1);
   arrays_.block_table_stride = stride;
   arrays_.longest_window = longest;
-  cuda::check_cuda(cudaMemcpyAsync(device_.as<void>(), host_.as<void>(),
-                                   static_cast<size_t>(packer.bytes()), cudaMemcpyHostToDevice,
-                                   stream),
-                   "index arrays");
+  cuda::check_cuda(
+      cudaMemcpyAsync(device_.as<void>(), host_.as<void>(), static_cast<size_t>(packer.bytes()),
+                      cudaMemcpyHostToDevice, stream),
+      "index arrays");
 }
 
 }  // namespace replayssm

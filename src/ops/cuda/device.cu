@@ -89,9 +89,9 @@ void DeviceMemory::zero(void* first, int64_t bytes, int64_t stride, int64_t coun
 }
 
 void DeviceMemory::write(void* to, const void* host, int64_t bytes) {
-  check_cuda(cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
-                             stream_.get()),
-             "writing device memory");
+  check_cuda(
+      cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_.get()),
+      "writing device memory");
 }
 
 void DeviceMemory::read(void* host, const void* from, int64_t bytes) {

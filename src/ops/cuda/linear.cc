@@ -4,6 +4,7 @@
 
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "core/check.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 void check_blas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]]
-    fail("matrix product, ", what, ": ", cublasGetStatusString(status));
+    fail("matrix product, ", what, ": ", cublasLtGetStatusString(status));
 }
 
 cudaDataType_t type_of(DType dtype) {
@@ -95,8 +96,8 @@ struct LinearRunner::Impl {
 };
 
 const Plan& LinearRunner::Impl::plan(const LinearParams& p) {
-  const Key key{p.rows,          p.out_features, p.in_features,      p.heads,
-                p.x_head_stride, p.y_head_stride, p.dtype, p.bias != nullptr};
+  const Key key{p.rows,          p.out_features,  p.in_features, p.heads,
+                p.x_head_stride, p.y_head_stride, p.dtype,       p.bias != nullptr};
   if (const auto known = plans.find(key); known != plans.end()) return known->second;
   constexpr size_t kMostPlans = 4096;  // prompts come in all lengths
   if (plans.size() >= kMostPlans) plans.clear();
@@ -129,16 +130,15 @@ const Plan& LinearRunner::Impl::plan(const LinearParams& p) {
   Preference preference;
   check_blas(cublasLtMatmulPreferenceCreate(preference.out()), "preference");
   const auto bytes = static_cast<uint64_t>(workspace.bytes());
-  check_blas(cublasLtMatmulPreferenceSetAttribute(preference.get(),
-                                                  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
-                                                  sizeof bytes),
+  check_blas(cublasLtMatmulPreferenceSetAttribute(
+                 preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes),
              "preference");
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
-  check_blas(cublasLtMatmulAlgoGetHeuristic(library.get(), plan.operation.get(), weight.get(),
-                                            x.get(), y.get(), y.get(), preference.get(), 1, &result,
-                                            &found),
-             "algorithm");
+  check_blas(
+      cublasLtMatmulAlgoGetHeuristic(library.get(), plan.operation.get(), weight.get(), x.get(),
+                                     y.get(), y.get(), preference.get(), 1, &result, &found),
+      "algorithm");
   REPLAYSSM_CHECK(found == 1, "no algorithm for ", p.rows, " x ", p.out_features, " x ",
                   p.in_features);
   return plans

@@ -22,7 +22,7 @@ struct LinearParams {
   int64_t heads = 1;
   int64_t rows = 0;
   DType dtype = DType::kBFloat16;  // of x and weight: float32, float16 or bfloat16
-  float* y = nullptr;              // [rows, heads, y_head_stride], of which out_features are written
+  float* y = nullptr;  // [rows, heads, y_head_stride], of which out_features are written
   int64_t y_head_stride = 0;
 };
 
