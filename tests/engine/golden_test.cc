@@ -32,16 +32,16 @@ std::string first_characters(const std::string& text, int64_t count) {
   return text.substr(0, end);
 }
 
-using ModelOnDevice = std::tuple<const char* /* model */, Device>;
+using ModelAndDevice = std::tuple<const char* /* model */, Device>;
 
-std::string test_name(const ::testing::TestParamInfo<ModelOnDevice>& info) {
+std::string test_name(const ::testing::TestParamInfo<ModelAndDevice>& info) {
   std::string name = std::get<0>(info.param) + ("_" + std::get<1>(info.param));
   std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.'; }, '_');
   return name;
 }
 
 // A folder's model on a device that has it; other tests are skipped.
-class OnDevice : public ::testing::TestWithParam<ModelOnDevice> {
+class OnDevice : public ::testing::TestWithParam<ModelAndDevice> {
  protected:
   explicit OnDevice(const char* models)
       : folder_(repository() / models / std::get<0>(GetParam())),
