@@ -110,6 +110,9 @@ void add_model(CLI::App& app, ModelOptions& options) {
              "Activations, KV cache and ring; auto = bfloat16", [&](const std::string& name) {
                if (name != "auto") options.dtype = dtype_named(name);
              });
+  add_choice(app, "--load-format", {"auto", "dummy"}, "auto",
+             "Weights; dummy = random ones, MODEL may be a published model's shape",
+             [&](const std::string& name) { options.dummy_weights = name == "dummy"; });
   add_cpu(app, options.threads);
 }
 

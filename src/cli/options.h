@@ -15,6 +15,7 @@ struct ModelOptions {
   std::string device = "auto";  // auto | cpu | cuda
   std::optional<DType> dtype;   // of activations, KV and ring; none = auto
   int threads = 0;              // 0 = one per available core
+  bool dummy_weights = false;   // random ones; a bundled shape's name is a model too
 };
 
 struct StateOptions {

@@ -232,6 +232,10 @@ void LayerStack::run(Context& context, float* logits) const {
   project(*lm_head_, x, arrays.logits, logits, context);
 }
 
+ModelWeights read_weights(const ModelSource& source, const ModelConfig& config) {
+  return source.dummy_weights ? dummy_weights(config) : load_weights(source.folder, config);
+}
+
 void check_pass(const Batch& batch, const StateView& state, const ModelConfig& config) {
   const int64_t sequences = batch.sequences();
   REPLAYSSM_CHECK(static_cast<int64_t>(batch.query_start.size()) == sequences + 1 &&

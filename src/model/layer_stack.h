@@ -30,6 +30,8 @@ class LayerStack {
   Buffer embedding_;
 };
 
+ModelWeights read_weights(const ModelSource& source, const ModelConfig& config);
+
 // Throws where batch and states do not fit the model.
 void check_pass(const Batch& batch, const StateView& state, const ModelConfig& config);
 

@@ -122,16 +122,21 @@ struct KvShape {
 };
 KvShape kv_shape(const ModelConfig& config);
 
-// Models on the host's cores. `progress` is called with (done, total) layers.
-std::unique_ptr<Model> load_cpu_model(const std::filesystem::path& folder, DType activation_dtype,
-                                      ThreadPool& pool,
-                                      const std::function<void(int64_t, int64_t)>& progress = {});
+// Where a model's weights come from.
+struct ModelSource {
+  std::filesystem::path folder;
+  bool dummy_weights = false;  // random ones: the folder holds a configuration alone
+  std::function<void(int64_t, int64_t)> progress{};  // called with (done, total) layers
+};
+
+// Models on the host's cores.
+std::unique_ptr<Model> load_cpu_model(const ModelSource& source, DType activation_dtype,
+                                      ThreadPool& pool);
 
 // Why no model, or not this one, can run on a CUDA device here; empty where it can.
 std::string cuda_obstacle();
 std::string cuda_obstacle(const ModelConfig& config);
 // Models on the current CUDA device. Throws Error for an obstacle and where the weights do not fit.
-std::unique_ptr<Model> load_cuda_model(const std::filesystem::path& folder, DType activation_dtype,
-                                       const std::function<void(int64_t, int64_t)>& progress = {});
+std::unique_ptr<Model> load_cuda_model(const ModelSource& source, DType activation_dtype);
 
 }  // namespace replayssm

@@ -340,7 +340,7 @@ TEST(Dialects, LogitsEqualTheSources) {
   const std::filesystem::path fixtures = REPLAYSSM_DIALECTS_DIR;
   ThreadPool pool(1);
   const auto logits = [&](const std::filesystem::path& folder) {
-    const auto model = load_cpu_model(folder, DType::kFloat32, pool);
+    const auto model = load_cpu_model({folder}, DType::kFloat32, pool);
     return prompt_logits(*model, {5, 200, 33, 7, 8, 9, 120, 64, 5, 3, 251, 17});
   };
   const json manifest = read_json(fixtures / "manifest.json");

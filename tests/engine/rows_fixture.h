@@ -35,7 +35,8 @@ inline std::string obstacle(const std::filesystem::path& folder, const Device& d
 
 inline std::unique_ptr<Model> load_model(const std::filesystem::path& folder, DType dtype,
                                          const Device& device, ThreadPool& pool) {
-  return device == "cuda" ? load_cuda_model(folder, dtype) : load_cpu_model(folder, dtype, pool);
+  return device == "cuda" ? load_cuda_model({folder}, dtype)
+                          : load_cpu_model({folder}, dtype, pool);
 }
 
 // Logits of every position of a prompt: [tokens, vocab].

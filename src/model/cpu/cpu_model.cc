@@ -88,14 +88,13 @@ class CpuModel final : public Model {
 
 }  // namespace
 
-std::unique_ptr<Model> load_cpu_model(const std::filesystem::path& folder, DType activation_dtype,
-                                      ThreadPool& pool,
-                                      const std::function<void(int64_t, int64_t)>& progress) {
+std::unique_ptr<Model> load_cpu_model(const ModelSource& source, DType activation_dtype,
+                                      ThreadPool& pool) {
   REPLAYSSM_CHECK(activation_dtype != DType::kFloat16, "no float16 matrix products on the CPU");
-  ModelConfig config = load_config(folder);
-  ModelWeights weights = load_weights(folder, config);
+  ModelConfig config = load_config(source.folder);
+  ModelWeights weights = read_weights(source, config);
   return std::make_unique<CpuModel>(std::move(config), std::move(weights), activation_dtype, pool,
-                                    progress);
+                                    source.progress);
 }
 
 }  // namespace replayssm

@@ -203,14 +203,13 @@ std::string cuda_obstacle(const ModelConfig& config) {
   return obstacle.empty() ? shape_obstacle(config) : obstacle;
 }
 
-std::unique_ptr<Model> load_cuda_model(const std::filesystem::path& folder, DType activation_dtype,
-                                       const std::function<void(int64_t, int64_t)>& progress) {
-  ModelConfig config = load_config(folder);
+std::unique_ptr<Model> load_cuda_model(const ModelSource& source, DType activation_dtype) {
+  ModelConfig config = load_config(source.folder);
   if (const std::string obstacle = cuda_obstacle(config); !obstacle.empty())
     fail("device cuda: ", obstacle);
-  ModelWeights weights = load_weights(folder, config);
+  ModelWeights weights = read_weights(source, config);
   return std::make_unique<CudaModel>(std::move(config), std::move(weights), activation_dtype,
-                                     progress);
+                                     source.progress);
 }
 
 }  // namespace replayssm

@@ -9,8 +9,7 @@ std::string cuda_obstacle() { return "this program is built without a CUDA backe
 
 std::string cuda_obstacle(const ModelConfig&) { return cuda_obstacle(); }
 
-std::unique_ptr<Model> load_cuda_model(const std::filesystem::path&, DType,
-                                       const std::function<void(int64_t, int64_t)>&) {
+std::unique_ptr<Model> load_cuda_model(const ModelSource&, DType) {
   fail("device cuda: ", cuda_obstacle());
 }
 

@@ -1,0 +1,123 @@
+// Whole models under the engine, on every device: batches, preemption and captured passes change
+// nothing.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "engine/engine.h"
+#include "engine/rows_fixture.h"
+
+namespace replayssm::testing {
+namespace {
+
+using Outputs = std::map<int64_t, std::vector<int32_t>>;
+
+class ModelOnDevice : public ::testing::TestWithParam<std::tuple<const char* /* model */, Device>> {
+ protected:
+  void SetUp() override {
+    const auto folder = repository() / "models" / std::get<0>(GetParam());
+    const Device device = std::get<1>(GetParam());
+    if (const std::string reason = obstacle(folder, device); !reason.empty())
+      GTEST_SKIP() << reason;
+    model_ = load_model(folder, DType::kFloat32, device, pool_);
+  }
+
+  ThreadPool pool_{1};
+  std::unique_ptr<Model> model_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, ModelOnDevice,
+                         ::testing::Combine(::testing::Values("tiny-nemotron-h", "tiny-qwen3.5"),
+                                            ::testing::Values("cpu", "cuda")),
+                         [](const auto& info) {
+                           std::string name =
+                               std::get<0>(info.param) + ("_" + std::get<1>(info.param));
+                           std::ranges::replace_if(
+                               name, [](char c) { return c == '-' || c == '.'; }, '_');
+                           return name;
+                         });
+
+Request request_of(int seed, double temperature = 0) {
+  Request request;
+  for (int i = 0; i < 3 + 29 * seed % 60; ++i)
+    request.prompt.push_back((seed * 331 + i * i * 7 + i) % 4000 + 10);
+  request.max_tokens = 8 + 7 * seed % 25;
+  request.sampling = {.temperature = temperature, .seed = static_cast<uint64_t>(seed)};
+  request.ignore_eos = true;
+  return request;
+}
+
+Outputs run(Model& model, const std::vector<Request>& requests, const EngineOptions& options,
+            int64_t* preemptions = nullptr) {
+  Engine engine(model, nullptr, options);
+  for (const Request& request : requests) engine.add(request);
+  Outputs outputs;
+  while (!engine.idle()) {
+    for (const RequestOutput& output : engine.step())
+      outputs[output.request].push_back(output.token.id);
+  }
+  if (preemptions) *preemptions = engine.stats().preemptions;
+  return outputs;
+}
+
+// Steps mix decodes and pieces of prompts; too few blocks make sequences wait and start again.
+TEST_P(ModelOnDevice, TextsAreThoseOfEachRequestAlone) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 7; ++i) requests.push_back(request_of(i, i % 3 == 2 ? 0.7 : 0));
+  Outputs alone;
+  for (size_t i = 0; i < requests.size(); ++i)
+    alone[static_cast<int64_t>(i)] = run(*model_, {requests[i]}, {.max_model_len = 128})[0];
+  EngineOptions options{.ring = {.buffer_len = 5}, .max_model_len = 128};
+  options.max_num_seqs = 5;
+  options.max_num_batched_tokens = 24;
+  EXPECT_EQ(run(*model_, requests, options), alone);
+  options.kv_blocks = 6;
+  int64_t preemptions = 0;
+  EXPECT_EQ(run(*model_, requests, options, &preemptions), alone);
+  EXPECT_GT(preemptions, 0);
+}
+
+// A batch's second pass replays what the first has prepared, where the device captures passes.
+TEST_P(ModelOnDevice, RepeatedPassesGiveTheSameBits) {
+  const std::vector<std::vector<int32_t>> prompts = {{5, 6, 7, 8, 9}, {200}, {33, 1, 17, 250, 4}};
+  for (const Route route : {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly}) {
+    Rows rows(*model_, {.route = route, .buffer_len = 3, .rows = 3, .context = 64});
+    std::vector<std::vector<float>> first;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      rows.reset();
+      std::vector<RowTokens> windows;
+      for (size_t i = 0; i < prompts.size(); ++i)
+        windows.push_back({static_cast<int64_t>(i), prompts[i]});
+      rows.prefill(windows, {});
+      for (int32_t step = 0; step < 9; ++step) {
+        const auto logits = rows.decode(std::vector<int32_t>{step + 20, step + 90, step + 7});
+        const std::vector<float> bits(logits.begin(), logits.end());
+        if (repeat == 0) first.push_back(bits);
+        ASSERT_EQ(bits, first[step]) << route_name(route) << " step " << step;
+      }
+    }
+  }
+}
+
+// The likeliest tokens are those of the logits.
+TEST_P(ModelOnDevice, LikeliestTokensAreThoseOfTheLogits) {
+  Rows logits(*model_, {.rows = 2, .context = 64}), likeliest(*model_, {.rows = 2, .context = 64});
+  const std::vector<int32_t> prompt{5, 6, 7};
+  std::vector<int32_t> next{11, 12};
+  for (Rows* rows : {&logits, &likeliest})
+    rows->prefill(std::vector<RowTokens>{{0, prompt}, {1, prompt}}, {});
+  const int64_t vocab = model_->config().vocab_size;
+  for (int step = 0; step < 20; ++step) {
+    const auto all = logits.decode(next);
+    const auto chosen = likeliest.decode_greedy(next);
+    for (size_t row = 0; row < 2; ++row) {
+      const auto of_row = all.subspan(row * vocab, vocab);
+      next[row] = static_cast<int32_t>(std::ranges::max_element(of_row) - of_row.begin());
+      ASSERT_EQ(chosen[row], next[row]) << "step " << step;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace replayssm::testing
