@@ -76,7 +76,9 @@ int64_t attention_workspace_bytes(const AttentionShape& shape) {
 void paged_attention(const AttentionParams& p, cudaStream_t stream) {
   if (p.shape.tokens == 0 || p.batch.sequences == 0) return;
   check(p);
-  AttentionCall call{.p = p, .cut = attention_cut(p.shape)};
+  AttentionCall call;
+  call.p = p;
+  call.cut = attention_cut(p.shape);
   call.block_size = FastDivide(static_cast<uint32_t>(p.cache.block_size));
   call.plan = static_cast<const AttentionPlan*>(p.plan);
   const AttentionWorkspace w = attention_workspace(p.shape);

@@ -1,10 +1,13 @@
 // Attention on the tensor cores, for 16-bit caches.
 //
-// A block takes a tile of queries of one sequence and one head of keys, kRows of them, and goes
-// through its keys kKeys at a time: one such step is in flight while the one before is used. Warps
-// come in row tiles of 16 queries; the warps of a row tile share its keys while scores are formed
-// and its columns while values are summed. Weights of a step pass through shared memory, rounded to
-// the cache's type. Barriers per step: keys are here; row maxima are here; weights are here.
+// A block takes pieces of work one behind another as one stream of steps of kKeys keys; the next
+// kStages - 1 steps are in flight, whatever piece they belong to. A piece is a tile of queries of
+// one sequence, kRows of them, and a range of the keys of one head. Warps come in row tiles of 16
+// queries; the warps of a row tile share its keys while scores are formed and its columns while
+// values are summed. Weights of a step pass through shared memory, rounded to the cache's type.
+// Barriers per step: keys are here; row maxima are here; weights are here.
+//
+// Plans and block tables are read while the kernel before still runs.
 #pragma once
 
 #include "ops/cuda/attention_parts.cuh"
@@ -14,22 +17,27 @@ namespace replayssm::cuda {
 
 template <int kDim, int kRowTiles, bool kShared>
 struct AttentionTile {
-  static constexpr int kRows = 16 * kRowTiles, kWarps = kRowTiles == 1 ? 4 : 8;
+  static constexpr int kRows = 16 * kRowTiles, kWarps = kRowTiles == 1 && kDim <= 256 ? 4 : 8;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kTeams = kWarps / kRowTiles;  // warps of a row tile
-  static constexpr int kKeys = kDim <= 128 ? 64 : 32;
+  static constexpr bool kSmall = kRowTiles == 1;
+  static constexpr int kKeys = kDim <= (kSmall ? 64 : 128) || kTeams == 8 ? 64 : 32;
+  static constexpr int kStages = kSmall && kDim <= 128 ? 3 : 2;
   static constexpr int kStride = kDim + 8;  // rows of eight lanes meet no bank twice
   static constexpr int kWeightStride = kKeys + 8;
   static constexpr int kKeyTiles = kKeys / kTeams / 8;  // of a warp, eight keys each
   static constexpr int kColumnTiles = (kDim / 8 + kTeams - 1) / kTeams;  // of a warp, at most
   static constexpr int kSides = kShared ? 1 : 2;
+  // Runs of eight elements of a step that a thread fetches.
+  static constexpr int kRuns = kDim / 8, kFetches = (kKeys * kRuns + kThreads - 1) / kThreads;
 
-  // Shared memory, in 16-bit elements up to `row_at`.
-  static constexpr int kQueries = 0, kStages = kQueries + kRows * kStride, kSide = kKeys * kStride,
-                       kStage = kSides * kSide, kWeights = kStages + 2 * kStage,
+  // Shared memory. In 16-bit elements up to kEnd: queries and keys in rings of kStages.
+  static constexpr int kTile = kRows * kStride, kSide = kKeys * kStride, kStage = kSides * kSide,
+                       kStageStart = kStages * kTile, kWeights = kStageStart + kStages * kStage,
                        kEnd = kWeights + kRows * kWeightStride;
-  static constexpr int kReduceBytes = kTeams * kRows * 4, kRowBytes = 2 * kKeys * 8;
-  static constexpr int kBytes = kEnd * 2 + kReduceBytes + kRowBytes;
+  static constexpr int kReduceBytes = kTeams * kRows * 4, kWorkBytes = kStages * 64;
+  static_assert(sizeof(AttentionWork) <= 64);
+  static constexpr int kBytes = kEnd * 2 + kReduceBytes + kMostParts * 4 + kWorkBytes;
   static constexpr int kFit = (227 << 10) / (kBytes + 1024);  // blocks of a multiprocessor
   static constexpr int kBlocks = kWarps > 4 ? 1 : kFit < 3 ? kFit : 3;
 };
@@ -40,11 +48,22 @@ struct AttentionBlock {
   static constexpr int kKeyTiles = Tile::kKeyTiles, kColumnTiles = Tile::kColumnTiles;
 
   const AttentionCall& call;
-  AttentionWork work;
   T* shared;
-  float* reduce;    // [teams, rows]
-  int64_t* row_at;  // [2, keys] where keys of a step lie in the cache; -1: not to be read
+  float* reduce;  // [teams, rows]
+  float* factor;  // kMostParts
   int lane, row_tile, team;
+
+  // The step that is fetched next, and what is known of it already.
+  struct Ahead {
+    AttentionWork work;
+    AttentionItem item;  // of the piece behind
+    int index, piece, step, steps, count;
+    int block[Tile::kFetches];
+  } ahead;
+
+  // The step at hand.
+  AttentionWork work;
+  int pieces, piece = 0, count = 0;  // how many were taken, and how many steps
   float out[kColumnTiles][4];
   float most[2], sum[2];  // of rows lane / 4 and 8 more; sum: this lane's share
   int last_key[2];
@@ -53,59 +72,111 @@ struct AttentionBlock {
       : call(call),
         shared(memory),
         reduce(reinterpret_cast<float*>(memory + Tile::kEnd)),
-        row_at(reinterpret_cast<int64_t*>(reduce + Tile::kTeams * Tile::kRows)),
+        factor(reduce + Tile::kTeams * Tile::kRows),
         lane(static_cast<int>(threadIdx.x) % 32),
         row_tile(static_cast<int>(threadIdx.x) / 32 % kRowTiles),
-        team(static_cast<int>(threadIdx.x) / 32 / kRowTiles) {}
+        team(static_cast<int>(threadIdx.x) / 32 / kRowTiles),
+        pieces(call.plan->count * static_cast<int>(call.p.cache.kv_heads)) {
+    ahead.index = static_cast<int>(blockIdx.x);
+    ahead.piece = ahead.count = 0;
+    if (ahead.index >= pieces) return;
+    ahead.item = load_item(call, ahead.index);
+    start_piece();
+  }
 
   __device__ int row(int half) const { return row_tile * 16 + lane / 4 + 8 * half; }
-  __device__ T* stage(int step, int side) const {
-    return shared + Tile::kStages + (step & 1) * Tile::kStage + (kShared ? 0 : side * Tile::kSide);
+  __device__ T* queries(int piece) const { return shared + piece % Tile::kStages * Tile::kTile; }
+  __device__ T* stage(int count, int side) const {
+    return shared + Tile::kStageStart + count % Tile::kStages * Tile::kStage +
+           (kShared ? 0 : side * Tile::kSide);
+  }
+  __device__ AttentionWork& kept_work(int piece) const {
+    char* const works = reinterpret_cast<char*>(factor + kMostParts);
+    return *reinterpret_cast<AttentionWork*>(works + piece % Tile::kStages * 64);
   }
 
-  __device__ void locate(int step) {
-    const int i = static_cast<int>(threadIdx.x);
-    if (i >= Tile::kKeys) return;
-    const int key = work.key_begin + step * Tile::kKeys + i;
-    row_at[(step & 1) * Tile::kKeys + i] = key < work.key_end ? cache_row(call, work, key) : -1;
+  __device__ void start_piece() {
+    ahead.work = make_work(call, ahead.item, ahead.index);
+    ahead.step = 0;
+    ahead.steps = steps_of(ahead.work);
+    const int next = ahead.index + static_cast<int>(gridDim.x);
+    if (next < pieces) ahead.item = load_item(call, next);
+    find_blocks();
+  }
+  __device__ static int steps_of(const AttentionWork& work) {
+    return (work.key_end - work.key_begin + Tile::kKeys - 1) / Tile::kKeys;
+  }
+  // The key of this thread's n-th run of the step ahead.
+  __device__ int ahead_key(int n) const {
+    return ahead.work.key_begin + ahead.step * Tile::kKeys +
+           (static_cast<int>(threadIdx.x) + n * Tile::kThreads) / Tile::kRuns;
+  }
+  __device__ void find_blocks() {
+#pragma unroll
+    for (int n = 0; n < Tile::kFetches; ++n)
+      if (ahead_key(n) < ahead.work.key_end)
+        ahead.block[n] = cache_block(call, ahead.work, ahead_key(n));
   }
 
+  // Starts the copies of the step ahead and goes on to the one behind it.
+  __device__ void fetch() {
+    if (ahead.index < pieces) {
+      if (ahead.step == 0) {
+        fetch_queries();
+        if (threadIdx.x == 0) kept_work(ahead.piece) = ahead.work;
+      }
+      fetch_keys();
+      ++ahead.count;
+      if (++ahead.step < ahead.steps) {
+        find_blocks();
+      } else {
+        ++ahead.piece;
+        ahead.index += static_cast<int>(gridDim.x);
+        if (ahead.index < pieces) start_piece();
+      }
+    }
+    copy_async_commit();
+  }
   __device__ void fetch_queries() {
-    for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * kDim / 8; i += Tile::kThreads) {
-      const int r = i / (kDim / 8), column = i % (kDim / 8) * 8;
-      const bool exists = r < work.rows;
+    T* const to = queries(ahead.piece);
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kRuns;
+         i += Tile::kThreads) {
+      const int r = i / Tile::kRuns, column = i % Tile::kRuns * 8;
+      const bool exists = r < ahead.work.rows;
       const T* from = static_cast<const T*>(call.p.q.data) +
-                      work.offset(call, exists ? r : 0, call.p.q.stride, kDim) + column;
-      copy_async_16_or_zero(shared + r * Tile::kStride + column, from, exists);
+                      ahead.work.offset(call, exists ? r : 0, call.p.q.stride, kDim) + column;
+      copy_async_16_or_zero(to + r * Tile::kStride + column, from, exists);
     }
   }
-
   // Keys behind the range become zeros: what lies there may be NaN.
-  __device__ void fetch(int step) {
+  __device__ void fetch_keys() {
 #pragma unroll
-    for (int side = 0; side < Tile::kSides; ++side) {
-      const T* cache = static_cast<const T*>(side == 0 ? call.p.cache.k : call.p.cache.v);
-      T* to = stage(step, side);
-#pragma unroll 4
-      for (int i = static_cast<int>(threadIdx.x); i < Tile::kKeys * kDim / 8; i += Tile::kThreads) {
-        const int r = i / (kDim / 8), column = i % (kDim / 8) * 8;
-        const int64_t at = row_at[(step & 1) * Tile::kKeys + r];
-        copy_async_16_or_zero(to + r * Tile::kStride + column, cache + (at < 0 ? 0 : at) + column,
-                              at >= 0);
-      }
+    for (int n = 0; n < Tile::kFetches; ++n) {
+      const int i = static_cast<int>(threadIdx.x) + n * Tile::kThreads;
+      if (Tile::kKeys * Tile::kRuns % Tile::kThreads != 0 && i >= Tile::kKeys * Tile::kRuns) break;
+      const int key = ahead_key(n), column = i % Tile::kRuns * 8;
+      const bool exists = key < ahead.work.key_end;
+      const int64_t at = (exists ? cache_row(call, ahead.work, ahead.block[n], key) : 0) + column;
+      const int to = i / Tile::kRuns * Tile::kStride + column;
+#pragma unroll
+      for (int side = 0; side < Tile::kSides; ++side)
+        copy_async_16_or_zero(
+            stage(ahead.count, side) + to,
+            static_cast<const T*>(side == 0 ? call.p.cache.k : call.p.cache.v) + at, exists);
     }
   }
 
   // This warp's [16, 8 kKeyTiles] products of queries and keys.
-  __device__ void multiply_keys(int step, float (&score)[kKeyTiles][4]) {
-    const T* queries = shared + (row_tile * 16 + lane % 16) * Tile::kStride + lane / 16 * 8;
+  __device__ void multiply_keys(float (&score)[kKeyTiles][4]) const {
+    const T* q = queries(piece) + (row_tile * 16 + lane % 16) * Tile::kStride + lane / 16 * 8;
     const T* keys =
-        stage(step, 0) + (team * kKeyTiles * 8 + lane % 8) * Tile::kStride + lane / 8 * 8;
+        stage(count, 0) + (team * kKeyTiles * 8 + lane % 8) * Tile::kStride + lane / 8 * 8;
 #pragma unroll
     for (int k = 0; k + 32 <= kDim; k += 32) {
       uint32_t a[2][4];
-      load_tiles(a[0], queries + k);
-      load_tiles(a[1], queries + k + 16);
+      load_tiles(a[0], q + k);
+      load_tiles(a[1], q + k + 16);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
         uint32_t b[4];
@@ -117,7 +188,7 @@ struct AttentionBlock {
     if constexpr (kDim % 32 != 0) {
       constexpr int k = kDim / 32 * 32;
       uint32_t a[4];
-      load_tiles(a, queries + k);
+      load_tiles(a, q + k);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
         uint32_t b[2];
@@ -148,7 +219,6 @@ struct AttentionBlock {
       if (lane % 4 == 0) reduce[team * Tile::kRows + row(h)] = top[h];
     }
     __syncthreads();
-    locate(step + 2);
     float base[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -176,10 +246,10 @@ struct AttentionBlock {
   }
 
   // out += weights times values.
-  __device__ void multiply_values(int step) {
+  __device__ void multiply_values() {
     const T* weights =
         shared + Tile::kWeights + (row_tile * 16 + lane % 16) * Tile::kWeightStride + lane / 16 * 8;
-    const T* values = stage(step, 1) + lane * Tile::kStride;
+    const T* values = stage(count, 1) + lane * Tile::kStride;
 #pragma unroll
     for (int k = 0; k < Tile::kKeys; k += 32) {
       uint32_t a[2][4];
@@ -218,9 +288,9 @@ struct AttentionBlock {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (row(h) >= work.rows) continue;
-      const bool whole = work.splits == 1;
+      const bool whole = work.item.splits == 1;
       const float factor = whole ? __fdividef(1.0f, sum[h]) : 1.0f;
-      const int64_t part = whole ? 0 : partial_row(call, work, work.split, row(h));
+      const int64_t part = whole ? 0 : partial_row(call, work, work.item.split, row(h));
       if (!whole && team == 0 && lane % 4 == 0)
         call.partial_sum[part] = make_float2(most[h], sum[h]);
 #pragma unroll
@@ -237,9 +307,8 @@ struct AttentionBlock {
     }
   }
 
-  __device__ void run(int64_t index) {
-    work = find_work(call, index);
-    const int steps = max((work.key_end - work.key_begin + Tile::kKeys - 1) / Tile::kKeys, 0);
+  __device__ void begin_piece() {
+    work = kept_work(piece);
 #pragma unroll
     for (int c = 0; c < kColumnTiles; ++c)
 #pragma unroll
@@ -250,29 +319,35 @@ struct AttentionBlock {
       sum[h] = 0;
       last_key[h] = min(work.last_key(call, row(h)), work.key_end - 1);
     }
-    __syncthreads();  // the piece before is done with the shared memory
-    locate(0);
-    locate(1);
-    fetch_queries();
-    __syncthreads();
-    fetch(0);
-    copy_async_commit();
-    for (int step = 0; step < steps; ++step) {
-      copy_async_wait_but<0>();
-      __syncthreads();
-      if (step + 1 < steps) fetch(step + 1);
-      copy_async_commit();
-      float score[kKeyTiles][4] = {};
-      multiply_keys(step, score);
-      weigh(step, score);
-      multiply_values(step);
-    }
-    copy_async_wait_but<0>();
-    __syncthreads();
+  }
+  __device__ void end_piece() {
+    __syncthreads();  // all have read the maxima
     finish_sums();
     store();
-    if (work.splits > 1)
-      join_ranges<Tile::kThreads>(call, work, reinterpret_cast<float*>(stage(0, 0)));
+    if (work.item.splits > 1) join_ranges<Tile::kThreads>(call, work, factor);
+  }
+
+  __device__ void run() {
+#pragma unroll
+    for (int i = 0; i < Tile::kStages - 1; ++i) fetch();
+    for (int index = static_cast<int>(blockIdx.x); index < pieces;
+         index += static_cast<int>(gridDim.x), ++piece) {
+      int step = 0, steps = 1;
+      for (; step < steps; ++step, ++count) {
+        copy_async_wait_but<Tile::kStages - 2>();
+        __syncthreads();
+        if (step == 0) {
+          begin_piece();
+          steps = steps_of(work);
+        }
+        fetch();
+        float score[kKeyTiles][4] = {};
+        multiply_keys(score);
+        weigh(step, score);
+        multiply_values();
+      }
+      end_piece();
+    }
   }
 };
 
@@ -284,8 +359,7 @@ __global__ void __launch_bounds__(AttentionTile<kDim, kRowTiles, kShared>::kThre
   extern __shared__ uint4 memory[];
   AttentionBlock<T, kDim, kRowTiles, kShared> block(call, reinterpret_cast<T*>(memory));
   wait_for_predecessor();
-  const int64_t pieces = int64_t{call.plan->count} * call.p.cache.kv_heads;
-  for (int64_t i = blockIdx.x; i < pieces; i += gridDim.x) block.run(i);
+  block.run();
 }
 
 }  // namespace replayssm::cuda

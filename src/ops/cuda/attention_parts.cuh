@@ -11,39 +11,36 @@ namespace replayssm::cuda {
 
 // A piece of work.
 struct AttentionWork {
-  int sequence, kv_head, split, splits;
+  AttentionItem item;
+  int kv_head;
   int first_row, rows;     // of the window's [tokens, group]; rows that exist
-  int64_t first_token;     // of the sequence in the batch
-  int64_t position;        // tokens before the window
   int key_begin, key_end;  // keys that the block goes through
 
   // The last key that a row may see.
   __device__ int last_key(const AttentionCall& call, int row) const {
-    return static_cast<int>(position) + (first_row + row) / call.cut.group;
+    return item.position + (first_row + row) / call.cut.group;
   }
   // Where a row's token and head begin in rows of [heads, head_dim].
   __device__ int64_t offset(const AttentionCall& call, int row, int64_t stride, int64_t dim) const {
     const int token = (first_row + row) / call.cut.group, head = (first_row + row) % call.cut.group;
-    return (first_token + token) * stride + (int64_t{kv_head} * call.cut.group + head) * dim;
+    return (int64_t{item.first_token} + token) * stride +
+           (int64_t{kv_head} * call.cut.group + head) * dim;
   }
 };
 
-__device__ inline AttentionWork find_work(const AttentionCall& call, int64_t index) {
-  const KvBatch& batch = call.p.batch;
-  const int64_t kv_heads = call.p.cache.kv_heads;
+// Pieces are items times heads of keys.
+__device__ inline AttentionItem load_item(const AttentionCall& call, int index) {
   const auto* items = reinterpret_cast<const AttentionItem*>(call.plan + 1);
-  const AttentionItem item = items[index / kv_heads];
+  return items[index / static_cast<int>(call.p.cache.kv_heads)];
+}
+__device__ inline AttentionWork make_work(const AttentionCall& call, const AttentionItem& item,
+                                          int index) {
   AttentionWork work;
-  work.sequence = item.sequence;
-  work.kv_head = static_cast<int>(index % kv_heads);
-  work.split = item.split;
-  work.splits = item.splits;
-  work.first_token = batch.query_start[item.sequence];
-  work.position = batch.position[item.sequence];
-  const auto window = static_cast<int>(batch.query_start[item.sequence + 1] - work.first_token);
+  work.item = item;
+  work.kv_head = index % static_cast<int>(call.p.cache.kv_heads);
   work.first_row = item.tile * call.cut.rows;
-  work.rows = min(window * call.cut.group - work.first_row, call.cut.rows);
-  const int keys = static_cast<int>(work.position) + window;
+  work.rows = min(item.window * call.cut.group - work.first_row, call.cut.rows);
+  const int keys = item.position + item.window;
   const int range =
       item.splits > 1 ? static_cast<int>(keys_per_split(keys, call.cut.splits)) : keys;
   work.key_begin = item.split * range;
@@ -51,14 +48,17 @@ __device__ inline AttentionWork find_work(const AttentionCall& call, int64_t ind
   return work;
 }
 
-// Element 0 of a key or value, in elements.
-__device__ inline int64_t cache_row(const AttentionCall& call, const AttentionWork& work, int key) {
+// The cache's block that has a key, and element 0 of the key in there, in elements.
+__device__ inline int cache_block(const AttentionCall& call, const AttentionWork& work, int key) {
+  const uint32_t block = call.block_size.divide(static_cast<uint32_t>(key));
+  return __ldg(call.p.batch.block_table + work.item.sequence * call.p.batch.block_table_stride +
+               block);
+}
+__device__ inline int64_t cache_row(const AttentionCall& call, const AttentionWork& work, int block,
+                                    int key) {
   const KvCache& cache = call.p.cache;
-  const auto block = static_cast<int64_t>(call.block_size.divide(static_cast<uint32_t>(key)));
-  const int64_t physical =
-      call.p.batch.block_table[work.sequence * call.p.batch.block_table_stride + block];
-  return ((physical * cache.kv_heads + work.kv_head) * cache.block_size + key -
-          block * cache.block_size) *
+  return ((int64_t{block} * cache.kv_heads + work.kv_head) * cache.block_size +
+          call.block_size.modulo(static_cast<uint32_t>(key))) *
          cache.head_dim;
 }
 
@@ -85,7 +85,7 @@ __device__ inline void store_output(const AttentionCall& call, const AttentionWo
 // Where a row of an unfinished range lies.
 __device__ inline int64_t partial_row(const AttentionCall& call, const AttentionWork& work,
                                       int split, int row) {
-  const int64_t head = int64_t{work.sequence} * call.p.cache.kv_heads + work.kv_head;
+  const int64_t head = int64_t{work.item.sequence} * call.p.cache.kv_heads + work.kv_head;
   return (head * call.cut.splits + split) * call.part_rows + row;
 }
 
@@ -96,7 +96,7 @@ __device__ inline float power_of_two(float x) {
 }
 
 // After all threads have left their part of a range: the block that finds all others done puts them
-// together, in their order. factor: [splits, rows] floats of shared memory. Scores are powers of
+// together, in their order. factor: kMostParts floats of shared memory. Scores are powers of
 // two.
 template <int kThreads>
 __device__ void join_ranges(const AttentionCall& call, const AttentionWork& work, float* factor) {
@@ -105,8 +105,8 @@ __device__ void join_ranges(const AttentionCall& call, const AttentionWork& work
   __syncthreads();
   if (threadIdx.x == 0) {
     int32_t* counter =
-        call.counters + int64_t{work.sequence} * call.p.cache.kv_heads + work.kv_head;
-    last = atomicAdd(counter, 1) == work.splits - 1;
+        call.counters + int64_t{work.item.sequence} * call.p.cache.kv_heads + work.kv_head;
+    last = atomicAdd(counter, 1) == work.item.splits - 1;
     if (last) *counter = 0;
   }
   __syncthreads();
@@ -114,15 +114,15 @@ __device__ void join_ranges(const AttentionCall& call, const AttentionWork& work
   __threadfence();
   for (int row = static_cast<int>(threadIdx.x); row < work.rows; row += kThreads) {
     float most = -INFINITY, sum = 0;
-    for (int s = 0; s < work.splits; ++s)
+    for (int s = 0; s < work.item.splits; ++s)
       most = fmaxf(most, __ldcg(&call.partial_sum[partial_row(call, work, s, row)]).x);
-    for (int s = 0; s < work.splits; ++s) {
+    for (int s = 0; s < work.item.splits; ++s) {
       const float2 part = __ldcg(&call.partial_sum[partial_row(call, work, s, row)]);
       const float weight = power_of_two(part.x - most);
       factor[s * work.rows + row] = weight;
       sum = fmaf(part.y, weight, sum);
     }
-    for (int s = 0; s < work.splits; ++s) factor[s * work.rows + row] /= sum;
+    for (int s = 0; s < work.item.splits; ++s) factor[s * work.rows + row] /= sum;
   }
   __syncthreads();
   const int dim = static_cast<int>(call.p.cache.head_dim);
@@ -130,7 +130,7 @@ __device__ void join_ranges(const AttentionCall& call, const AttentionWork& work
     const int row = i * 4 / dim, column = i * 4 % dim;
     float sum[4] = {};
 #pragma unroll 4
-    for (int s = 0; s < work.splits; ++s) {
+    for (int s = 0; s < work.item.splits; ++s) {
       const float4 part = __ldcg(reinterpret_cast<const float4*>(
           call.partial + partial_row(call, work, s, row) * dim + column));
       const float weight = factor[s * work.rows + row];

@@ -35,17 +35,19 @@ __device__ inline int sum_before(int x, int* shared, int* total) {
 __global__ void __launch_bounds__(kThreads)
     plan_attention_kernel(const __grid_constant__ KvBatch batch, AttentionCut cut,
                           AttentionPlan* plan) {
-  release_successor();
+  // Kernels behind this one do not start before it is done: they read the plan at once.
   wait_for_predecessor();
   __shared__ int shared[kWarps];
   auto* items = reinterpret_cast<AttentionItem*>(plan + 1);
   int64_t planned = 0;
   for (int64_t first = 0; first < batch.sequences; first += kThreads) {
     const int64_t s = first + threadIdx.x;
-    int tiles = 0, splits = 0;
+    int tiles = 0, splits = 0, first_token = 0, window = 0, position = 0;
     if (s < batch.sequences) {
-      const int window = batch.query_start[s + 1] - batch.query_start[s];
-      const int64_t keys = batch.position[s] + window;
+      first_token = batch.query_start[s];
+      window = batch.query_start[s + 1] - first_token;
+      position = static_cast<int>(batch.position[s]);
+      const int64_t keys = int64_t{position} + window;
       tiles = (window * cut.group + cut.rows - 1) / cut.rows;
       const int64_t range = cut.splits > 1 ? keys_per_split(keys, cut.splits) : keys;
       splits = tiles == 0 ? 0 : tiles > 1 ? 1 : static_cast<int>((keys + range - 1) / range);
@@ -55,7 +57,8 @@ __global__ void __launch_bounds__(kThreads)
     // The last tiles have the most keys: they come first.
     for (int t = tiles - 1; t >= 0; --t)
       for (int i = 0; i < splits; ++i, ++at)
-        if (at < cut.items) items[at] = {static_cast<int>(s), t, i, splits};
+        if (at < cut.items)
+          items[at] = {static_cast<int>(s), t, i, splits, first_token, window, position, 0};
     planned += total;
   }
   if (threadIdx.x == 0) plan->count = static_cast<int32_t>(min(planned, cut.items));

@@ -12,6 +12,9 @@ namespace replayssm::cuda {
 // of keys.
 struct alignas(16) AttentionItem {
   int32_t sequence, tile, split, splits;
+  int32_t first_token, window;  // of the sequence in the batch
+  int32_t position;             // its tokens before the window
+  int32_t unused;
 };
 
 // What plan_attention leaves: the count in front, then the items.
@@ -22,7 +25,8 @@ struct alignas(16) AttentionPlan {
 // Rows of a tile: tokens times the heads that share a key, a token's side by side.
 inline constexpr int kSmallTile = 16;
 constexpr int large_tile(int64_t head_dim) { return head_dim <= 256 ? 64 : 32; }
-inline constexpr int kLeastKeys = 256, kMostSplits = 64;
+// Keys of a range, at least; ranges of a sequence, at most, and those for each row of a tile.
+inline constexpr int kLeastKeys = 64, kMostSplits = 64, kMostParts = 1024;
 
 struct AttentionCut {
   int group = 1;          // heads that share a key
@@ -44,7 +48,8 @@ constexpr AttentionCut attention_cut(const AttentionShape& shape) {
   // Enough pieces to fill a device, and four to even out long and short sequences.
   const int64_t blocks = shape.sequences * shape.kv_heads, wanted = blocks > 0 ? 1024 / blocks : 1,
                 useful = (shape.max_context + kLeastKeys - 1) / kLeastKeys;
-  const int64_t splits = std::min<int64_t>({std::max<int64_t>(wanted, 4), kMostSplits, useful});
+  const int64_t splits =
+      std::min<int64_t>({std::max<int64_t>(wanted, 4), kMostSplits, kMostParts / cut.rows, useful});
   cut.splits = static_cast<int>(std::max<int64_t>(splits, 1));
   cut.items = shape.sequences * cut.splits;
   return cut;

@@ -33,7 +33,8 @@ __device__ inline void fetch_rows(const AttentionCall& call, const AttentionWork
   const int dim = layout.stride - 1, lane = static_cast<int>(threadIdx.x) % 32;
   for (int r = static_cast<int>(threadIdx.x) / 32; r < kKeys; r += kThreads / 32) {
     const bool exists = key0 + r < work.key_end;
-    const int64_t at = exists ? cache_row(call, work, key0 + r) : 0;
+    const int64_t at =
+        exists ? cache_row(call, work, cache_block(call, work, key0 + r), key0 + r) : 0;
     for (int i = lane; i < dim; i += 32) {
       shared[layout.keys + r * layout.stride + i] = exists ? floats(call.p.cache.k)[at + i] : 0.0f;
       if (layout.values != layout.keys)
@@ -111,8 +112,8 @@ __device__ inline void store_rows(const AttentionCall& call, const AttentionWork
     const int row = first + r, dim = layout.stride - 1;
     if (row >= work.rows) continue;
     const float most = shared[layout.rows + r], sum = shared[layout.rows + kQueries + r];
-    const bool whole = work.splits == 1;
-    const int64_t part = whole ? 0 : partial_row(call, work, work.split, row);
+    const bool whole = work.item.splits == 1;
+    const int64_t part = whole ? 0 : partial_row(call, work, work.item.split, row);
     if (!whole && threadIdx.x == 0) call.partial_sum[part] = make_float2(most, sum);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -165,13 +166,13 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ float shared[];
   const SingleLayout layout =
       single_layout(static_cast<int>(call.p.cache.head_dim), call.p.cache.k == call.p.cache.v);
+  const int pieces = call.plan->count * static_cast<int>(call.p.cache.kv_heads);
   wait_for_predecessor();
-  const int64_t pieces = int64_t{call.plan->count} * call.p.cache.kv_heads;
-  for (int64_t i = blockIdx.x; i < pieces; i += gridDim.x) {
-    const AttentionWork work = find_work(call, i);
+  for (int i = static_cast<int>(blockIdx.x); i < pieces; i += static_cast<int>(gridDim.x)) {
+    const AttentionWork work = make_work(call, load_item(call, i), i);
     for (int first = 0; first < work.rows; first += kQueries)
       attend<kColumns>(call, work, first, layout, shared);
-    if (work.splits > 1) join_ranges<kThreads>(call, work, shared);
+    if (work.item.splits > 1) join_ranges<kThreads>(call, work, shared);
     __syncthreads();
   }
 }

@@ -13,7 +13,6 @@ void recurrent_prefill(const RecurrentPrefillParams& p, cudaStream_t stream) {
   if (p.batch.sequences > 65535)
     fail("batch.sequences: expected at most 65535, got ", p.batch.sequences);
   if (p.rounding.seed != nullptr) fail("rounding.seed: expected null for prompts, got a pointer");
-  if (p.batch.parent != nullptr) fail("batch.parent: expected null for prompts, got a pointer");
   if (p.shape.heads * p.shape.head_dim > INT32_MAX / kMaxStateDim)
     fail("shape.heads: expected fewer, got ", p.shape.heads, " of ", p.shape.head_dim, " rows");
   const int64_t act = dtype_bytes(p.state.activation_dtype);

@@ -29,6 +29,7 @@ struct SamplingHistory {
 
 // What a token id tells where there is none.
 inline constexpr int32_t kNoToken = -1;
+inline constexpr int64_t kMaxVocab = int64_t{1} << 22;
 
 struct SampleParams {
   InRows logits;  // [rows, vocab]
@@ -43,7 +44,8 @@ struct SampleParams {
 int64_t sample_workspace_bytes(int64_t rows, int64_t vocab, bool penalties);
 
 // Ties go to the lower id. Random numbers are those of engine/sampler.h, and so are the tokens,
-// except where sums in another order fall on the other side of a limit (one in 1e12).
+// except where a limit lies within rounding of a sum: top_p within 2^-30 of what a set of tokens
+// has, the drawn number within 2^-45 of where a token's share begins.
 void sample(const SampleParams& params, cudaStream_t stream);
 
 }  // namespace replayssm::cuda

@@ -1,9 +1,7 @@
 // Gated norms on the device against their definition.
 #include "ops/cuda/norms.h"
 
-#include "core/dispatch.h"
-#include "ops/cuda/launches.h"
-#include "ops/dense_test_util.h"
+#include "ops/cuda/device_rows.h"
 #include "replayssm/error.h"
 
 namespace replayssm::testing {
@@ -13,24 +11,6 @@ constexpr int64_t kGroups = 3;
 
 struct GatedCase {
   bool weight, weight_per_group, gate_first, sigmoid;
-};
-
-// Random values rounded to `dtype`, rows `stride` apart with NaN in between.
-struct Rows {
-  Rows(int64_t rows, int64_t dim, int64_t stride, DType dtype, uint32_t seed, float scale)
-      : values(random_values(rows * dim, seed, scale)) {
-    dispatch_float(dtype, [&]<class T>() {
-      std::vector<uint8_t> bytes(rows * stride * sizeof(T), 0xff);
-      for (int64_t i = 0; i < rows * dim; ++i) {
-        const T x = from_float<T>(values[i]);
-        values[i] = to_float(x);
-        reinterpret_cast<T*>(bytes.data())[i / dim * stride + i % dim] = x;
-      }
-      data = bytes;
-    });
-  }
-  std::vector<float> values;
-  DeviceArray<uint8_t> data;
 };
 
 struct Types {

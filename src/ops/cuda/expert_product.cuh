@@ -1,0 +1,108 @@
+// Products of sorted pairs with their experts' matrices, on the tensor cores.
+//
+// A block has a tile of one expert's pairs and kColumns rows of its matrix, which it streams in
+// steps of kDepth; kStages - 1 steps are in flight. A warp has kColumns / kWarps columns of the
+// result for all the tile's pairs.
+#pragma once
+
+#include "ops/cuda/activations.cuh"
+#include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/expert_plan.h"
+#include "ops/cuda/mma.cuh"
+
+namespace replayssm::cuda {
+
+template <int kRowTiles>
+struct ExpertBlock {
+  static constexpr int kWarps = 4, kThreads = kWarps * 32, kRows = 16 * kRowTiles;
+  static constexpr int kColumns = 64, kColumnTiles = kColumns / kWarps / 8;  // of a warp
+  static constexpr int kDepth = 64, kStride = kDepth + 8, kStages = 4;
+  static constexpr int kStage = (kRows + kColumns) * kStride;  // elements: pairs, then the matrix
+  static constexpr int kBytes = kStages * kStage * 2;
+};
+
+template <class T, int kRowTiles>
+__global__ void __launch_bounds__(ExpertBlock<kRowTiles>::kThreads)
+    expert_product_kernel(const __grid_constant__ ExpertProductParams p, ExpertView plan) {
+  using Block = ExpertBlock<kRowTiles>;
+  release_successor();
+  extern __shared__ uint4 memory[];
+  __shared__ int pairs[Block::kRows];
+  T* const shared = reinterpret_cast<T*>(memory);
+  const int me = static_cast<int>(threadIdx.x), lane = me % 32, warp = me / 32;
+  const int column0 = static_cast<int>(blockIdx.x) * Block::kColumns;
+  const int in = static_cast<int>(p.in), steps = (in + Block::kDepth - 1) / Block::kDepth;
+  wait_for_predecessor();
+  if (static_cast<int>(blockIdx.y) >= *plan.tiles) return;
+  const ExpertTile tile = plan.tile[blockIdx.y];
+  const int rows = tile.end - tile.begin;
+  for (int r = me; r < Block::kRows; r += Block::kThreads)
+    pairs[r] = r < rows ? plan.pair[tile.begin + r] : -1;
+  __syncthreads();
+
+  const T* const x = static_cast<const T*>(p.x.data);
+  const T* const matrix = static_cast<const T*>(p.weight) + int64_t{tile.expert} * p.out * p.in;
+  const auto top_k = static_cast<int>(p.plan.shape.top_k);
+  const auto fetch = [&](int step) {
+    T* const to = shared + step % Block::kStages * Block::kStage;
+    constexpr int kRuns = Block::kDepth / 8;
+#pragma unroll
+    for (int i = me; i < (Block::kRows + Block::kColumns) * kRuns; i += Block::kThreads) {
+      const int r = i / kRuns, k = step * Block::kDepth + i % kRuns * 8;
+      const bool is_pair = r < Block::kRows;
+      const int pair = is_pair ? pairs[r] : 0, column = column0 + r - Block::kRows;
+      const bool exists = k < in && (is_pair ? pair >= 0 : column < p.out);
+      const int64_t row = is_pair ? (p.x_per_row ? pair / top_k : pair) : column;
+      const T* from = is_pair ? x + row * p.x.stride : matrix + row * p.in;
+      copy_async_16_or_zero(to + r * Block::kStride + i % kRuns * 8, exists ? from + k : matrix,
+                            exists);
+    }
+  };
+  float sum[kRowTiles][Block::kColumnTiles][4] = {};
+  for (int s = 0; s < Block::kStages - 1; ++s) {
+    if (s < steps) fetch(s);
+    copy_async_commit();
+  }
+  for (int step = 0; step < steps; ++step) {
+    copy_async_wait_but<Block::kStages - 2>();
+    __syncthreads();
+    if (step + Block::kStages - 1 < steps) fetch(step + Block::kStages - 1);
+    copy_async_commit();
+    const T* const stage = shared + step % Block::kStages * Block::kStage;
+    const T* const a = stage + lane % 16 * Block::kStride + lane / 16 * 8;
+    const T* const b = stage + Block::kRows * Block::kStride +
+                       (warp * Block::kColumnTiles * 8 + lane % 8) * Block::kStride + lane / 8 * 8;
+#pragma unroll
+    for (int k = 0; k < Block::kDepth; k += 32) {
+      uint32_t y[Block::kColumnTiles][4];
+#pragma unroll
+      for (int n = 0; n < Block::kColumnTiles; ++n)
+        load_tiles(y[n], b + n * 8 * Block::kStride + k);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t q[4];
+          load_tiles(q, a + m * 16 * Block::kStride + k + half * 16);
+#pragma unroll
+          for (int n = 0; n < Block::kColumnTiles; ++n)
+            multiply_tile<T>(sum[m][n], q, y[n][2 * half], y[n][2 * half + 1]);
+        }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < Block::kColumnTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = m * 16 + lane / 4 + i / 2 * 8;
+        const int column = column0 + (warp * Block::kColumnTiles + n) * 8 + lane % 4 * 2 + i % 2;
+        if (r >= rows || column >= p.out) continue;
+        float value = sum[m][n][i];
+        if (p.bias) value += p.bias[tile.expert * p.out + column];
+        store_run<1>(p.y.data, p.y.dtype, pairs[r] * p.y.stride + column, &value);
+      }
+}
+
+}  // namespace replayssm::cuda
