@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "core/bandwidth.h"
 #include "core/memory.h"
 #include "core/thread_pool.h"
 #include "model/config.h"
@@ -108,6 +109,8 @@ class Model {
   virtual void forward(const Batch& batch, const StateView& state, const PassOutput& output) = 0;
 
   virtual StageTimes& stage_times() = 0;
+  // Devices that run ahead of the host time their stages only while asked to: it slows them down.
+  virtual void time_stages(bool /*on*/) {}
 };
 
 // The recurrence of a model's state-space layers.
@@ -136,6 +139,8 @@ std::unique_ptr<Model> load_cpu_model(const ModelSource& source, DType activatio
 // Why no model, or not this one, can run on a CUDA device here; empty where it can.
 std::string cuda_obstacle();
 std::string cuda_obstacle(const ModelConfig& config);
+// Of the current CUDA device, over `bytes` of its memory.
+Bandwidth cuda_bandwidth(int64_t bytes);
 // Models on the current CUDA device. Throws Error for an obstacle and where the weights do not fit.
 std::unique_ptr<Model> load_cuda_model(const ModelSource& source, DType activation_dtype);
 

@@ -126,19 +126,26 @@ TEST_P(BundledModel, GreedyTextMatchesTheRecordOnEveryRoute) {
 // relative error of its elements, given below as its root mean square, since the products of a row
 // add up like a random walk, and so do the layers. Int8 rounds to 1/127 of a row's largest element,
 // taken as four times the root mean square. Four deviations bound the error of a logit; where the
-// best one leads by twice that, the text is the recorded one.
+// best one leads by twice that, the text is the recorded one. With activations of 16 bits (below)
+// another 3% are theirs.
 TEST_P(BundledModel, GreedyTextWithReadCopiesMatchesTheRecord) {
-  const std::pair<DType, double> copies[] = {{DType::kFloat16, std::ldexp(1.0, -12)},
-                                             {DType::kBFloat16, std::ldexp(1.0, -9)},
-                                             {DType::kFloat8E4M3, std::ldexp(1.0, -5)},
-                                             {DType::kInt8, 4.0 / (127 * std::sqrt(12.0))}};
+  std::vector<std::pair<DType, double>> copies = {{DType::kFloat8E4M3, std::ldexp(1.0, -5)},
+                                                  {DType::kInt8, 4.0 / (127 * std::sqrt(12.0))}};
+  double other_errors = kLogitTolerance;
+  if (device_ == "cuda") {  // its kernels read copies of 8 bits beside activations of 16
+    model_ = load(DType::kBFloat16);
+    other_errors = 0.03;
+  } else {
+    copies.insert(copies.end(), {{DType::kFloat16, std::ldexp(1.0, -12)},
+                                 {DType::kBFloat16, std::ldexp(1.0, -9)}});
+  }
   const double layers = std::sqrt(static_cast<double>(model_->config().recurrent_layers()));
   const json prompt = record_["prompts"][0];
   const auto ids = prompt["ids"].get<std::vector<int32_t>>();
   const auto want = prompt["greedy_ids"].get<std::vector<int32_t>>();
   const std::vector last = {static_cast<int32_t>(ids.size()) - 1};
   for (const auto& [dtype, deviation] : copies) {
-    const double bound = 4 * deviation * layers + kLogitTolerance;
+    const double bound = 4 * deviation * layers + other_errors;
     Rows exact(*model_, {.rows = 1, .context = 256});
     Rows rounded(*model_, {.rows = 1, .context = 256, .read_dtype = dtype});
     auto expected = exact.prefill(std::vector<RowTokens>{{0, ids}}, last);

@@ -161,8 +161,10 @@ void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& state) {
   if (kv_heads_ == 0) return;
   const int64_t prefills = arrays.sequences - arrays.decodes;
   const int64_t window = state.ring.max_window;
+  start_stage();
   plan_part(decoding_, 0, arrays.decodes, arrays.decodes * window, window);
   plan_part(prefilling_, arrays.decodes, prefills, arrays.tokens, arrays.longest_window);
+  end_stage(Stage::kAttention);
 }
 
 void CudaBackend::conv(const ConvParams& params) {

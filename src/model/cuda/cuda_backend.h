@@ -1,6 +1,7 @@
 // The backend that runs on a CUDA device.
 #pragma once
 
+#include "model/cuda/stage_clock.h"
 #include "model/layers.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/device.h"
@@ -15,6 +16,7 @@ class CudaBackend final : public Backend {
 
   const cuda::Stream& stream() const { return stream_; }
   cuda::DeviceMemory& device_memory() { return memory_; }
+  StageClock& clock() { return clock_; }
 
   // Takes what attention needs for passes up to the limits.
   void reserve_attention(const PassLimits& limits, int64_t window);
@@ -47,8 +49,8 @@ class CudaBackend final : public Backend {
   void mix_experts(const ExpertMixParams& params) override;
   void add_gated(const float* x, const float* gate, int64_t rows, int64_t dim, float* y) override;
 
-  void start_stage() override {}
-  void end_stage(Stage /*stage*/) override {}
+  void start_stage() override { clock_.start(stream_.get()); }
+  void end_stage(Stage stage) override { clock_.end(stage, stream_.get()); }
 
  private:
   // The decoding or the prefilling sequences of a pass as attention sees them.
@@ -68,6 +70,7 @@ class CudaBackend final : public Backend {
   cuda::Device device_;
   DType dtype_;
   cuda::LinearRunner linear_{memory_};
+  StageClock clock_;
 
   // What attention is planned for: of all attention layers.
   int64_t heads_ = 0, kv_heads_ = 0, head_dim_ = 0;

@@ -8,6 +8,7 @@
 #include "model/cuda/graphs.h"
 #include "model/cuda/step_arrays.h"
 #include "model/layer_stack.h"
+#include "ops/cuda/bandwidth.h"
 #include "ops/cuda/check_cuda.h"
 #include "ops/cuda/cursors.h"
 #include "ops/cuda/sampling.h"
@@ -48,6 +49,7 @@ class CudaModel final : public Model {
   const ModelConfig& config() const override { return config_; }
   DType activation_dtype() const override { return backend_.dtype(); }
   StageTimes& stage_times() override { return times_; }
+  void time_stages(bool on) override { backend_.clock().turn(on); }
   int64_t weight_bytes() const override { return layers_.weight_bytes(); }
   Memory& memory() override { return backend_.memory(); }
 
@@ -119,10 +121,12 @@ void CudaModel::enqueue() {
                       .slot = a.slot,
                       .cursors = state.cursors,
                       .ring = state.ring};
+  backend_.clock().begin_pass();
   cuda::begin_steps(batch, state.cursors, stream());
   float* logits = logits_.get(0);
   layers_.run(context_, logits);
   if (a.logits > 0) {
+    const StageTimer timer(context_, Stage::kSample);
     cuda::sample({.logits = {logits, config_.vocab_size, DType::kFloat32},
                   .rows = a.logits,
                   .vocab = config_.vocab_size,
@@ -159,8 +163,8 @@ void CudaModel::forward(const Batch& batch, const StateView& state, const PassOu
   context_.arrays.block_size = state.kv_block_size;
   context_.state = &state;
   if (steps) {
-    graphs_.run(pass_key(places, state), backend_.device_memory().releases(), stream(),
-                [&] { enqueue(); });
+    graphs_.run(pass_key(places, state, backend_.clock().on()), backend_.device_memory().releases(),
+                stream(), [&] { enqueue(); });
   } else {
     enqueue();
   }
@@ -174,6 +178,7 @@ void CudaModel::forward(const Batch& batch, const StateView& state, const PassOu
                            rows * config_.vocab_size * static_cast<int64_t>(sizeof(float)));
   }
   backend_.stream().synchronize();
+  backend_.clock().add_to(times_);
 }
 
 // What of the model the kernels do not compute.
@@ -195,6 +200,8 @@ std::string shape_obstacle(const ModelConfig& config) {
 }
 
 }  // namespace
+
+Bandwidth cuda_bandwidth(int64_t bytes) { return cuda::measure_bandwidth(bytes); }
 
 std::string cuda_obstacle() { return cuda::device_obstacle(); }
 

@@ -30,8 +30,8 @@ cudaGraphExec_t capture(cudaStream_t stream, const std::function<void()>& enqueu
 
 }  // namespace
 
-PassKey pass_key(const PassPlaces& places, const StateView& state) {
-  PassKey key{.places = places, .route = state.route, .pointers = {}};
+PassKey pass_key(const PassPlaces& places, const StateView& state, bool timed) {
+  PassKey key{.places = places, .route = state.route, .timed = timed, .pointers = {}};
   key.pointers.push_back(state.cursors);
   for (const RecurrentState& layer : state.recurrent) {
     key.pointers.insert(key.pointers.end(), {layer.checkpoint, layer.ring_v, layer.ring_k,

@@ -15,12 +15,13 @@ namespace replayssm {
 struct PassKey {
   PassPlaces places;
   Route route = Route::kOutputOnly;
+  bool timed = false;                 // with the events of stages
   std::vector<const void*> pointers;  // of states and caches
 
   bool operator==(const PassKey&) const = default;
 };
 
-PassKey pass_key(const PassPlaces& places, const StateView& state);
+PassKey pass_key(const PassPlaces& places, const StateView& state, bool timed);
 
 class Graphs {
  public:
