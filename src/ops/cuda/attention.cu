@@ -5,30 +5,24 @@
 #include "core/check.h"
 #include "ops/cuda/attention_instances.h"
 #include "ops/cuda/check_rows.h"
+#include "ops/cuda/dependent_launch.cuh"
 
 namespace replayssm::cuda {
 namespace {
 
 // Offsets in bytes of what a workspace holds.
 struct AttentionWorkspace {
-  int64_t counters = 0, partial = 0, partial_sum = 0, total = 0;
+  int64_t partial_sum = 0, total = 0;
   int part_rows = 0;
 };
 AttentionWorkspace attention_workspace(const AttentionShape& shape) {
   const AttentionCut cut = attention_cut(shape);
   AttentionWorkspace w;
   if (cut.splits == 1) return w;
-  const auto take = [&](int64_t bytes) {
-    const int64_t at = w.total;
-    w.total += (bytes + 15) / 16 * 16;
-    return at;
-  };
-  const int64_t heads = shape.sequences * shape.kv_heads;
   w.part_rows = static_cast<int>(shape.max_window * cut.group);
-  const int64_t rows = heads * cut.splits * w.part_rows;
-  w.counters = take(heads * int64_t{sizeof(int32_t)});
-  w.partial = take(rows * shape.head_dim * int64_t{sizeof(float)});
-  w.partial_sum = take(rows * int64_t{sizeof(float2)});
+  const int64_t rows = shape.sequences * shape.kv_heads * cut.splits * w.part_rows;
+  w.partial_sum = rows * shape.head_dim * int64_t{sizeof(float)};
+  w.total = w.partial_sum + rows * int64_t{sizeof(float2)};
   return w;
 }
 
@@ -47,6 +41,7 @@ void check(const AttentionParams& p) {
   check_float("cache.dtype", cache.dtype);
   if (p.q.dtype != cache.dtype)
     fail("q: expected the cache's ", dtype_name(cache.dtype), ", got ", dtype_name(p.q.dtype));
+  check_grid_sequences(p.batch.sequences);
   const int64_t width = shape.heads * shape.head_dim;
   check_rows("q", p.q, shape.tokens, width);
   check_rows("out", p.out, shape.tokens, width);
@@ -60,11 +55,25 @@ void check(const AttentionParams& p) {
   if (attention_workspace(shape).total > 0) check_pointer("workspace", p.workspace, 16);
 }
 
-template <int kRows>
-bool launch(const AttentionCall& call, cudaStream_t stream) {
-  if (call.p.cache.dtype == DType::kBFloat16)
-    return launch_attention<DType::kBFloat16, kRows>(call, stream);
-  return launch_attention<DType::kFloat16, kRows>(call, stream);
+template <DType kType>
+bool launch_tiles(const AttentionCall& call, cudaStream_t stream) {
+  if (call.cut.rows == kSmallTile) return launch_attention<kType, kSmallTile>(call, stream);
+  return launch_attention<kType, 64>(call, stream);
+}
+
+void launch(const AttentionCall& call, cudaStream_t stream) {
+  const int64_t dim = call.p.shape.head_dim;
+  switch (call.p.cache.dtype) {
+    case DType::kBFloat16:
+      if (launch_tiles<DType::kBFloat16>(call, stream)) return;
+      break;
+    case DType::kFloat16:
+      if (launch_tiles<DType::kFloat16>(call, stream)) return;
+      break;
+    default:
+      if (dim % 8 == 0 && (dim <= 256 || dim == 576)) return launch_attention_single(call, stream);
+  }
+  fail("head_dim: expected 64, 80, 96, 128, 192, 256 or 576, got ", dim);
 }
 
 }  // namespace
@@ -80,20 +89,16 @@ void paged_attention(const AttentionParams& p, cudaStream_t stream) {
   call.p = p;
   call.cut = attention_cut(p.shape);
   call.block_size = FastDivide(static_cast<uint32_t>(p.cache.block_size));
+  call.kv_heads = FastDivide(static_cast<uint32_t>(p.cache.kv_heads));
+  call.group = FastDivide(static_cast<uint32_t>(call.cut.group));
   call.plan = static_cast<const AttentionPlan*>(p.plan);
   const AttentionWorkspace w = attention_workspace(p.shape);
   auto* base = static_cast<std::byte*>(p.workspace);
-  call.counters = reinterpret_cast<int32_t*>(base + w.counters);
-  call.partial = reinterpret_cast<float*>(base + w.partial);
+  call.partial = reinterpret_cast<float*>(base);
   call.partial_sum = reinterpret_cast<float2*>(base + w.partial_sum);
   call.part_rows = w.part_rows;
-  const bool known = p.shape.head_dim <= 256 || p.shape.head_dim == 576;
-  if (p.cache.dtype == DType::kFloat32 && known && p.shape.head_dim % 8 == 0)
-    return launch_attention_single(call, stream);
-  if (p.cache.dtype != DType::kFloat32 &&
-      (call.cut.rows == kSmallTile ? launch<kSmallTile>(call, stream) : launch<64>(call, stream)))
-    return;
-  fail("head_dim: expected 64, 80, 96, 128, 192, 256 or 576, got ", p.shape.head_dim);
+  launch(call, stream);
+  if (call.cut.splits > 1) join_attention(call, stream);
 }
 
 }  // namespace replayssm::cuda

@@ -65,11 +65,12 @@ struct AttentionShape {
   int64_t head_dim = 0;
 };
 // Bytes that plan_attention fills for the layers of a step, and those that paged_attention needs
-// besides. The latter serve all layers of a stream and must be zeroed before their first use.
+// besides; the latter serve all layers of a stream.
 int64_t attention_plan_bytes(const AttentionShape& shape);
 int64_t attention_workspace_bytes(const AttentionShape& shape);
 
-// plan: aligned to 16.
+// plan: aligned to 16. Once per step, behind what writes `batch`, whose arrays then stay as they
+// are until the last layer is done.
 void plan_attention(const AttentionShape& shape, const KvBatch& batch, void* plan,
                     cudaStream_t stream);
 

@@ -9,12 +9,10 @@ namespace replayssm::cuda {
 struct AttentionCall {
   AttentionParams p;
   AttentionCut cut;
-  FastDivide block_size;
+  FastDivide block_size, kv_heads, group;
   const AttentionPlan* plan = nullptr;
-  // What unfinished ranges leave: the sums of weighted values, not divided yet, and per row the
-  // largest score and the sum of weights. counters: how many ranges of a sequence's head are done;
-  // zero between calls.
-  int32_t* counters = nullptr;    // [sequences, kv_heads]
+  // What ranges leave where a sequence has several: the sums of weighted values, not divided yet,
+  // and per row the largest score, a power of two, and the sum of weights.
   float* partial = nullptr;       // [sequences, kv_heads, splits, part_rows, head_dim]
   float2* partial_sum = nullptr;  // [sequences, kv_heads, splits, part_rows]
   int part_rows = 0;

@@ -10,6 +10,9 @@ namespace replayssm::cuda {
 template <DType kType, int kRows>
 bool launch_attention(const AttentionCall& call, cudaStream_t stream);
 
+// Behind one of these, where sequences may be cut into ranges of keys.
+void join_attention(const AttentionCall& call, cudaStream_t stream);
+
 // For float32 caches, any head_dim that the others take.
 void launch_attention_single(const AttentionCall& call, cudaStream_t stream);
 

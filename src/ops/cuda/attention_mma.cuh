@@ -37,7 +37,7 @@ struct AttentionTile {
                        kEnd = kWeights + kRows * kWeightStride;
   static constexpr int kReduceBytes = kTeams * kRows * 4, kWorkBytes = kStages * 64;
   static_assert(sizeof(AttentionWork) <= 64);
-  static constexpr int kBytes = kEnd * 2 + kReduceBytes + kMostParts * 4 + kWorkBytes;
+  static constexpr int kBytes = kEnd * 2 + kReduceBytes + kWorkBytes;
   static constexpr int kFit = (227 << 10) / (kBytes + 1024);  // blocks of a multiprocessor
   static constexpr int kBlocks = kWarps > 4 ? 1 : kFit < 3 ? kFit : 3;
 };
@@ -50,13 +50,11 @@ struct AttentionBlock {
   const AttentionCall& call;
   T* shared;
   float* reduce;  // [teams, rows]
-  float* factor;  // kMostParts
   int lane, row_tile, team;
 
   // The step that is fetched next, and what is known of it already.
   struct Ahead {
-    AttentionWork work;
-    AttentionItem item;  // of the piece behind
+    AttentionWork work, next;  // next: the piece behind
     int index, piece, step, steps, count;
     int block[Tile::kFetches];
   } ahead;
@@ -72,7 +70,6 @@ struct AttentionBlock {
       : call(call),
         shared(memory),
         reduce(reinterpret_cast<float*>(memory + Tile::kEnd)),
-        factor(reduce + Tile::kTeams * Tile::kRows),
         lane(static_cast<int>(threadIdx.x) % 32),
         row_tile(static_cast<int>(threadIdx.x) / 32 % kRowTiles),
         team(static_cast<int>(threadIdx.x) / 32 / kRowTiles),
@@ -80,7 +77,7 @@ struct AttentionBlock {
     ahead.index = static_cast<int>(blockIdx.x);
     ahead.piece = ahead.count = 0;
     if (ahead.index >= pieces) return;
-    ahead.item = load_item(call, ahead.index);
+    ahead.next = load_work(call, ahead.index);
     start_piece();
   }
 
@@ -91,16 +88,16 @@ struct AttentionBlock {
            (kShared ? 0 : side * Tile::kSide);
   }
   __device__ AttentionWork& kept_work(int piece) const {
-    char* const works = reinterpret_cast<char*>(factor + kMostParts);
+    char* const works = reinterpret_cast<char*>(reduce + Tile::kTeams * Tile::kRows);
     return *reinterpret_cast<AttentionWork*>(works + piece % Tile::kStages * 64);
   }
 
   __device__ void start_piece() {
-    ahead.work = make_work(call, ahead.item, ahead.index);
+    ahead.work = ahead.next;
     ahead.step = 0;
     ahead.steps = steps_of(ahead.work);
     const int next = ahead.index + static_cast<int>(gridDim.x);
-    if (next < pieces) ahead.item = load_item(call, next);
+    if (next < pieces) ahead.next = load_work(call, next);
     find_blocks();
   }
   __device__ static int steps_of(const AttentionWork& work) {
@@ -288,9 +285,10 @@ struct AttentionBlock {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (row(h) >= work.rows) continue;
-      const bool whole = work.item.splits == 1;
+      const bool whole = work.splits == 1;
       const float factor = whole ? __fdividef(1.0f, sum[h]) : 1.0f;
-      const int64_t part = whole ? 0 : partial_row(call, work, work.item.split, row(h));
+      const int64_t part =
+          whole ? 0 : partial_row(call, work.sequence, work.kv_head(), work.split, row(h));
       if (!whole && team == 0 && lane % 4 == 0)
         call.partial_sum[part] = make_float2(most[h], sum[h]);
 #pragma unroll
@@ -324,7 +322,6 @@ struct AttentionBlock {
     __syncthreads();  // all have read the maxima
     finish_sums();
     store();
-    if (work.item.splits > 1) join_ranges<Tile::kThreads>(call, work, factor);
   }
 
   __device__ void run() {

@@ -42,23 +42,32 @@ __global__ void __launch_bounds__(kThreads)
   int64_t planned = 0;
   for (int64_t first = 0; first < batch.sequences; first += kThreads) {
     const int64_t s = first + threadIdx.x;
-    int tiles = 0, splits = 0, first_token = 0, window = 0, position = 0;
+    AttentionItem item{};
+    int rows = 0, tiles = 0;
+    KeyRanges ranges{0, 0};
     if (s < batch.sequences) {
-      first_token = batch.query_start[s];
-      window = batch.query_start[s + 1] - first_token;
-      position = static_cast<int>(batch.position[s]);
-      const int64_t keys = int64_t{position} + window;
-      tiles = (window * cut.group + cut.rows - 1) / cut.rows;
-      const int64_t range = cut.splits > 1 ? keys_per_split(keys, cut.splits) : keys;
-      splits = tiles == 0 ? 0 : tiles > 1 ? 1 : static_cast<int>((keys + range - 1) / range);
+      item.sequence = static_cast<int>(s);
+      item.first_token = batch.query_start[s];
+      item.position = static_cast<int>(batch.position[s]);
+      const int window = batch.query_start[s + 1] - item.first_token;
+      rows = window * cut.group;
+      tiles = (rows + cut.rows - 1) / cut.rows;
+      if (tiles > 0) ranges = key_ranges(item.position + window, tiles > 1 ? 1 : cut.splits);
     }
+    item.splits = ranges.splits;
     int total;
-    int64_t at = planned + sum_before(tiles * splits, shared, &total);
+    int64_t at = planned + sum_before(tiles * ranges.splits, shared, &total);
     // The last tiles have the most keys: they come first.
-    for (int t = tiles - 1; t >= 0; --t)
-      for (int i = 0; i < splits; ++i, ++at)
-        if (at < cut.items)
-          items[at] = {static_cast<int>(s), t, i, splits, first_token, window, position, 0};
+    for (int t = tiles - 1; t >= 0; --t) {
+      item.first_row = t * cut.rows;
+      item.rows = min(rows - item.first_row, cut.rows);
+      const int keys = item.position + (item.first_row + item.rows - 1) / cut.group + 1;
+      for (item.split = 0; item.split < ranges.splits; ++item.split, ++at) {
+        item.key_begin = item.split * ranges.keys;
+        item.key_end = min(item.key_begin + ranges.keys, keys);
+        if (at < cut.items) items[at] = item;
+      }
+    }
     planned += total;
   }
   if (threadIdx.x == 0) plan->count = static_cast<int32_t>(min(planned, cut.items));

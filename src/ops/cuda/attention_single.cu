@@ -112,8 +112,9 @@ __device__ inline void store_rows(const AttentionCall& call, const AttentionWork
     const int row = first + r, dim = layout.stride - 1;
     if (row >= work.rows) continue;
     const float most = shared[layout.rows + r], sum = shared[layout.rows + kQueries + r];
-    const bool whole = work.item.splits == 1;
-    const int64_t part = whole ? 0 : partial_row(call, work, work.item.split, row);
+    const bool whole = work.splits == 1;
+    const int64_t part =
+        whole ? 0 : partial_row(call, work.sequence, work.kv_head(), work.split, row);
     if (!whole && threadIdx.x == 0) call.partial_sum[part] = make_float2(most, sum);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -169,11 +170,9 @@ __global__ void __launch_bounds__(kThreads)
   const int pieces = call.plan->count * static_cast<int>(call.p.cache.kv_heads);
   wait_for_predecessor();
   for (int i = static_cast<int>(blockIdx.x); i < pieces; i += static_cast<int>(gridDim.x)) {
-    const AttentionWork work = make_work(call, load_item(call, i), i);
+    const AttentionWork work = load_work(call, i);
     for (int first = 0; first < work.rows; first += kQueries)
       attend<kColumns>(call, work, first, layout, shared);
-    if (work.item.splits > 1) join_ranges<kThreads>(call, work, shared);
-    __syncthreads();
   }
 }
 

@@ -16,7 +16,7 @@ template <int kRowTiles>
 struct ExpertBlock {
   static constexpr int kWarps = 4, kThreads = kWarps * 32, kRows = 16 * kRowTiles;
   static constexpr int kColumns = 64, kColumnTiles = kColumns / kWarps / 8;  // of a warp
-  static constexpr int kDepth = 64, kStride = kDepth + 8, kStages = 4;
+  static constexpr int kDepth = kRowTiles == 1 ? 128 : 64, kStride = kDepth + 8, kStages = 4;
   static constexpr int kStage = (kRows + kColumns) * kStride;  // elements: pairs, then the matrix
   static constexpr int kBytes = kStages * kStage * 2;
 };

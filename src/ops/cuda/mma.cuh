@@ -48,4 +48,19 @@ __device__ inline void load_tiles_transposed(uint32_t (&x)[4], const void* row) 
                : "memory");
 }
 
+// Two numbers as the sum of two pairs of 16-bit ones: of bfloat16, which keeps 16 of their bits.
+struct SplitPair {
+  uint32_t high, low;
+};
+__device__ inline SplitPair split_pair(float x, float y) {
+  float rest[2] = {x, y}, part[2];
+  SplitPair split;
+  split.high = narrow<Bf16>(rest);
+  widen<Bf16>(split.high, part);
+  rest[0] -= part[0];
+  rest[1] -= part[1];
+  split.low = narrow<Bf16>(rest);
+  return split;
+}
+
 }  // namespace replayssm::cuda

@@ -15,6 +15,7 @@ void recurrent_prefill(const RecurrentPrefillParams& p, cudaStream_t stream) {
   if (p.rounding.seed != nullptr) fail("rounding.seed: expected null for prompts, got a pointer");
   if (p.shape.heads * p.shape.head_dim > INT32_MAX / kMaxStateDim)
     fail("shape.heads: expected fewer, got ", p.shape.heads, " of ", p.shape.head_dim, " rows");
+  if (launch_prefill_chunks(p, stream)) return;
   const int64_t act = dtype_bytes(p.state.activation_dtype);
   const bool aligned = rows_aligned(p.state.checkpoint) && rows_aligned(p.state.read_copy.data) &&
                        rows_aligned(p.k, p.k_stride * act) && rows_aligned(p.q, p.q_stride * act) &&

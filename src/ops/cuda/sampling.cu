@@ -24,28 +24,14 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kBlocks = 8, kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kBlocks = 8, kThreads = kSamplerWarps * 32, kWarps = kSamplerWarps;
 constexpr int32_t kSeen = 1 << 30;  // a token of the prompt; lower bits count the output's
 constexpr double kUnit = 0x1p-44;   // of amounts
 
-struct Shared {
-  uint64_t amount[kBins];
-  uint32_t count[kBins];
-  uint64_t warp_amount[kWarps];
-  double warp_sum[kWarps];
-  Rank best[kWarps];
-  // What other blocks of the cluster read.
-  Rank block_best;
-  double block_sum;
-  int block_flag;
-  // What a search leaves.
-  uint32_t digit, found_count;
-  uint64_t above, found_amount;
-};
-
+template <class T>
 class RowSampler {
  public:
-  __device__ RowSampler(const SampleParams& p, Shared& shared)
+  __device__ RowSampler(const SampleParams& p, SamplerShared& shared)
       : p_(p),
         shared_(shared),
         cluster_(cg::this_cluster()),
@@ -58,20 +44,21 @@ class RowSampler {
   }
 
   __device__ void run() {
-    if (p_.sampling) sampling_ = p_.sampling[row_];
-    const bool penalised = has_penalties();
-    if (penalised) count_tokens();
-    const int32_t token = choose(penalised);
+    if (me_ == 0) shared_.sampling = p_.sampling ? p_.sampling[row_] : SamplingRow();
+    __syncthreads();
+    penalised_ = has_penalties();
+    if (penalised_) count_tokens();
+    const int32_t token = choose();
     if (block_ == 0 && me_ == 0) p_.token[row_] = token;
-    if (penalised) forget_tokens();
+    if (penalised_) forget_tokens();
     cluster_.sync();  // nobody reads this block's memory any more
   }
 
  private:
   __device__ bool has_penalties() const {
     return p_.history.tokens &&
-           (sampling_.repetition_penalty != 1 || sampling_.presence_penalty != 0 ||
-            sampling_.frequency_penalty != 0);
+           (shared_.sampling.repetition_penalty != 1 || shared_.sampling.presence_penalty != 0 ||
+            shared_.sampling.frequency_penalty != 0);
   }
   __device__ int32_t* counts() const {
     return static_cast<int32_t*>(p_.workspace) + row_ * p_.vocab;
@@ -101,65 +88,73 @@ class RowSampler {
     for_history([&](int32_t id, bool) { counts()[id] = 0; });
   }
 
-  __device__ float logit(int id) const {
-    float x;
-    load_run<1>(p_.logits.data, p_.logits.dtype, row_ * p_.logits.stride + id, &x);
-    return x;
+  // Calls fn(id, logit) for this thread's part, with several loads in flight.
+  template <class Fn>
+  __device__ void for_logits(Fn&& fn) const {
+    constexpr int kAtOnce = 4;
+    for (int first = begin_ + me_; first < end_; first += kAtOnce * kThreads) {
+      float x[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i * kThreads < end_) x[i] = logit(first + i * kThreads);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i * kThreads < end_) fn(first + i * kThreads, x[i]);
+    }
   }
-  __device__ double value(int id, bool penalised) const {
-    double x = logit(id);
-    if (!penalised) return x;
+  __device__ float logit(int id) const {
+    return to_float(static_cast<const T*>(p_.logits.data)[row_ * p_.logits.stride + id]);
+  }
+  // With penalties.
+  __device__ double value(int id, float logit) const {
+    double x = logit;
+    if (!penalised_) return x;
     const int32_t seen = __ldcg(counts() + id);
     if (seen == 0) return x;
     const int output = seen & ~kSeen;
-    x = x > 0 ? x / sampling_.repetition_penalty : x * sampling_.repetition_penalty;
-    x -= sampling_.frequency_penalty * output;
-    return output > 0 ? x - sampling_.presence_penalty : x;
+    x = x > 0 ? x / shared_.sampling.repetition_penalty : x * shared_.sampling.repetition_penalty;
+    x -= shared_.sampling.frequency_penalty * output;
+    return output > 0 ? x - shared_.sampling.presence_penalty : x;
   }
-  __device__ double weight(double x) const { return exp((x - largest_) / sampling_.temperature); }
+  __device__ double weight(double x) const {
+    return exp((x - largest_) / shared_.sampling.temperature);
+  }
 
-  __device__ int32_t choose(bool penalised) {
-    const Rank best = find_best(penalised);
+  __device__ int32_t choose() {
+    const Rank best = find_best();
     if (failed_) return kNoToken;
-    const auto likeliest = static_cast<int32_t>(~best.id);
-    if (!p_.sampling || sampling_.temperature == 0) return likeliest;
+    if (!p_.sampling || shared_.sampling.temperature == 0) return static_cast<int32_t>(~best.id);
     largest_ = value_of(best);
     Rank least;  // of the kept
-    if (sampling_.top_k > 0 && sampling_.top_k < p_.vocab)
-      least = bound(
-          penalised, least, static_cast<uint64_t>(sampling_.top_k),
-          [](double) { return uint64_t{1}; }, true);
-    if (sampling_.top_p < 1) {
-      const auto amount = [&](double x) { return static_cast<uint64_t>(weight(x) / kUnit + 0.5); };
-      uint64_t all = 0;
-      for (int id = begin_ + me_; id < end_; id += kThreads) {
-        const double x = value(id, penalised);
-        if (!(rank_of(x, id) < least)) all += amount(x);
-      }
-      all = cluster_amount(all);
-      least = bound(penalised, least,
-                    static_cast<uint64_t>(ceil(sampling_.top_p * static_cast<double>(all))), amount,
-                    false);
+    if (shared_.sampling.top_k > 0 && shared_.sampling.top_k < p_.vocab) {
+      const auto count = static_cast<uint64_t>(shared_.sampling.top_k);
+      least = bound(least, [](double) { return uint64_t{1}; }, [&](uint64_t) { return count; });
     }
-    return draw(penalised, least);
+    if (shared_.sampling.top_p < 1) {
+      const auto amount = [&](double x) { return static_cast<uint64_t>(weight(x) / kUnit + 0.5); };
+      const auto target = [&](uint64_t all) {
+        return static_cast<uint64_t>(ceil(shared_.sampling.top_p * static_cast<double>(all)));
+      };
+      least = bound(least, amount, target);
+    }
+    return draw(least);
   }
 
   // The first in the order. failed_: a logit is NaN, or the largest is not finite.
-  __device__ Rank find_best(bool penalised) {
+  __device__ Rank find_best() {
     Rank best;
     int flag = 0;
     float most = -INFINITY;
-    for (int id = begin_ + me_; id < end_; id += kThreads) {
-      const float x = logit(id);
+    for_logits([&](int id, float x) {
       flag |= isnan(x) || x == INFINITY;
       most = fmaxf(most, x);
-      const Rank r = rank_of(penalised ? value(id, true) : x, id);
+      const Rank r = rank_of(value(id, x), id);
       if (best < r) best = r;
-    }
+    });
     // Bit 0: wrong; bit 1: there is a finite one.
     flag |= most > -INFINITY ? 2 : 0;
     for (int d = 16; d > 0; d /= 2) {
-      const Rank other{__shfl_xor_sync(kAllLanes, best.value, d),
+      const Rank other{0, __shfl_xor_sync(kAllLanes, best.value, d),
                        __shfl_xor_sync(kAllLanes, best.id, d)};
       if (best < other) best = other;
     }
@@ -175,7 +170,7 @@ class RowSampler {
     flag = 0;
     best = {};
     for (int b = 0; b < kBlocks; ++b) {
-      const Shared& other = *cluster_.map_shared_rank(&shared_, b);
+      const SamplerShared& other = *cluster_.map_shared_rank(&shared_, b);
       flag |= other.block_flag;
       if (best < other.block_best) best = other.block_best;
     }
@@ -184,65 +179,52 @@ class RowSampler {
     return best;
   }
 
-  // The sum over the cluster of each thread's x.
-  __device__ uint64_t cluster_amount(uint64_t x) {
-    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
-    if (me_ % 32 == 0) shared_.warp_amount[me_ / 32] = x;
-    __syncthreads();
-    if (me_ == 0) {
-      x = 0;
-      for (const uint64_t part : shared_.warp_amount) x += part;
-      shared_.above = x;
-    }
-    cluster_.sync();
-    x = 0;
-    for (int b = 0; b < kBlocks; ++b) x += cluster_.map_shared_rank(&shared_, b)->above;
-    cluster_.sync();
-    return x;
-  }
-
-  // The last of the shortest leading part of the kept whose amounts reach `target`. ones: all
-  // amounts are 1.
-  template <class Amount>
-  __device__ Rank bound(bool penalised, const Rank& least, uint64_t target, Amount&& amount,
-                        bool ones) {
+  // The last of the shortest leading part of the kept whose amounts reach target(sum of all).
+  template <class Amount, class Target>
+  __device__ Rank bound(const Rank& least, Amount&& amount, Target&& target) {
     Rank found;
+    uint64_t left = 0;
     for (int n = 0; n < Rank::kDigits; ++n) {
       for (int i = me_; i < kBins; i += kThreads) shared_.amount[i] = 0, shared_.count[i] = 0;
       __syncthreads();
-      for (int id = begin_ + me_; id < end_; id += kThreads) {
-        const double x = value(id, penalised);
-        const Rank r = rank_of(x, id);
-        if (r < least || !r.same_before(n, found)) continue;
+      for_logits([&](int id, float logit) {
+        const double x = value(id, logit);
+        const Rank r = rank_of(x, id, largest_);
+        if (r < least || !r.same_before(n, found)) return;
         const uint32_t digit = r.digit(n);
         atomicAdd(reinterpret_cast<unsigned long long*>(&shared_.amount[digit]), amount(x));
         atomicAdd(&shared_.count[digit], 1u);
-      }
+      });
       cluster_.sync();
-      search(target);
+      search([&](uint64_t all) { return n == 0 ? target(all) : left; });
       found.set_digit(n, shared_.digit);
-      target -= shared_.above;
-      const bool whole = shared_.found_count == 1 || (ones && shared_.found_amount == target);
+      left = shared_.left;
+      // All that a digit has may be needed: amounts that are not its count say little of that.
+      const bool whole = shared_.found_count == 1 || (shared_.found_count == shared_.found_amount &&
+                                                      shared_.found_count == left);
       cluster_.sync();
       if (whole) break;
     }
     return found;
   }
 
-  // The digit where amounts from the highest digit down reach `target`; leaves it in shared memory
-  // with what lies above it. A thread has two digits.
-  __device__ void search(uint64_t target) {
-    static_assert(kBins == 2 * kThreads);
-    uint64_t amount[2] = {};
-    uint32_t count[2] = {};
-    const int digit = kBins - 1 - 2 * me_;  // and the one below
+  // The digit where amounts from the highest digit down reach target(sum of all); leaves it in
+  // shared memory with what is to be reached within it. A thread has kEach digits.
+  template <class Target>
+  __device__ void search(Target&& target) {
+    constexpr int kEach = kBins / kThreads;
+    uint64_t amount[kEach] = {}, mine = 0;
+    uint32_t count[kEach] = {};
+    const int digit = kBins - 1 - kEach * me_;  // and those below
     for (int b = 0; b < kBlocks; ++b) {
-      const Shared& other = *cluster_.map_shared_rank(&shared_, b);
+      const SamplerShared& other = *cluster_.map_shared_rank(&shared_, b);
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < kEach; ++i)
         amount[i] += other.amount[digit - i], count[i] += other.count[digit - i];
     }
-    uint64_t sum = amount[0] + amount[1];
+#pragma unroll
+    for (const uint64_t x : amount) mine += x;
+    uint64_t sum = mine;
     const int lane = me_ % 32, warp = me_ / 32;
     for (int d = 1; d < 32; d *= 2) {
       const uint64_t other = __shfl_up_sync(kAllLanes, sum, d);
@@ -250,13 +232,18 @@ class RowSampler {
     }
     if (lane == 31) shared_.warp_amount[warp] = sum;
     __syncthreads();
-    uint64_t above = sum - amount[0] - amount[1];
-    for (int w = 0; w < warp; ++w) above += shared_.warp_amount[w];
+    uint64_t above = sum - mine, all = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      const uint64_t part = shared_.warp_amount[w];
+      if (w < warp) above += part;
+      all += part;
+    }
+    const uint64_t needed = target(all);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (above < target && above + amount[i] >= target) {
+    for (int i = 0; i < kEach; ++i) {
+      if (above < needed && above + amount[i] >= needed) {
         shared_.digit = static_cast<uint32_t>(digit - i);
-        shared_.above = above;
+        shared_.left = needed - above;
         shared_.found_amount = amount[i];
         shared_.found_count = count[i];
       }
@@ -266,17 +253,16 @@ class RowSampler {
   }
 
   // A kept token's weight, else 0.
-  __device__ double kept_weight(int id, bool penalised, const Rank& least) const {
-    if (id >= end_) return 0;
-    const double x = value(id, penalised);
-    if (rank_of(x, id) < least) return 0;
+  __device__ double kept_weight(int id, float logit, const Rank& least) const {
+    const double x = value(id, logit);
+    if (rank_of(x, id, largest_) < least) return 0;
     const double w = weight(x);
-    return w < sampling_.min_p ? 0 : w;
+    return w < shared_.sampling.min_p ? 0 : w;
   }
 
-  __device__ int32_t draw(bool penalised, const Rank& least) {
+  __device__ int32_t draw(const Rank& least) {
     double sum = 0;
-    for (int id = begin_ + me_; id < end_; id += kThreads) sum += kept_weight(id, penalised, least);
+    for_logits([&](int id, float x) { sum += kept_weight(id, x, least); });
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
     if (me_ % 32 == 0) shared_.warp_sum[me_ / 32] = sum;
     __syncthreads();
@@ -288,7 +274,7 @@ class RowSampler {
     cluster_.sync();
     double total = 0, reached = 0, before = 0;
     for (int b = 0; b < kBlocks; ++b) total += cluster_.map_shared_rank(&shared_, b)->block_sum;
-    const double target = uniform(sampling_.seed, p_.position[row_]) * total;
+    const double target = uniform(shared_.sampling.seed, p_.position[row_]) * total;
     int owner = 0;  // the block whose part holds the target, or the last that holds anything
     for (int b = 0; b < kBlocks; ++b) {
       const double part = cluster_.map_shared_rank(&shared_, b)->block_sum;
@@ -296,63 +282,74 @@ class RowSampler {
       reached += part;
       if (reached > target) break;
     }
-    if (block_ == owner) find(penalised, least, before, target);
+    if (block_ == owner) find(least, before, target);
     cluster_.sync();
     return cluster_.map_shared_rank(&shared_, owner)->block_flag;
   }
 
   // Leaves the token in block_flag: the first whose weight takes the sum past the target, or the
-  // last that has a weight.
-  __device__ void find(bool penalised, const Rank& least, double before, double target) {
+  // last that has a weight. Threads have a few tokens in a row.
+  __device__ void find(const Rank& least, double before, double target) {
+    constexpr int kRun = 4;
     __syncthreads();
     if (me_ == 0) shared_.block_flag = -1;
     const int lane = me_ % 32, warp = me_ / 32;
-    for (int first = begin_; first < end_; first += kThreads) {
-      const int id = first + me_;
-      const double w = kept_weight(id, penalised, least);
-      double sum = w;
+    for (int first = begin_; first < end_; first += kRun * kThreads) {
+      const int mine = first + kRun * me_;
+      double w[kRun], sum = 0;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        w[i] = mine + i < end_ ? kept_weight(mine + i, logit(mine + i), least) : 0;
+        sum += w[i];
+      }
+      double through = sum;
       for (int d = 1; d < 32; d *= 2) {
-        const double other = __shfl_up_sync(kAllLanes, sum, d);
-        if (lane >= d) sum += other;
+        const double other = __shfl_up_sync(kAllLanes, through, d);
+        if (lane >= d) through += other;
       }
       __syncthreads();
-      if (lane == 31) shared_.warp_sum[warp] = sum;
+      if (lane == 31) shared_.warp_sum[warp] = through;
       __syncthreads();
-      double base = before;
+      double reached = before + (through - sum);
       for (int i = 0; i < kWarps; ++i) {
-        if (i < warp) base += shared_.warp_sum[i];
+        if (i < warp) reached += shared_.warp_sum[i];
         before += shared_.warp_sum[i];
       }
+      int passes = INT32_MAX, last = -1;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        reached += w[i];
+        if (w[i] > 0) last = mine + i;
+        if (w[i] > 0 && reached > target) passes = min(passes, mine + i);
+      }
       // Ids ascend with threads: the lowest that passes the target, else the highest so far.
-      const bool passes = w > 0 && base + sum > target;
-      const int lowest = __syncthreads_or(passes);
-      if (lowest) {
+      if (__syncthreads_or(passes < INT32_MAX)) {
         if (me_ == 0) shared_.block_flag = INT32_MAX;
         __syncthreads();
-        if (passes) atomicMin(&shared_.block_flag, id);
+        atomicMin(&shared_.block_flag, passes);
         return;
       }
-      if (w > 0) atomicMax(&shared_.block_flag, id);
+      if (last >= 0) atomicMax(&shared_.block_flag, last);
     }
   }
 
   const SampleParams& p_;
-  Shared& shared_;
+  SamplerShared& shared_;
   const cg::cluster_group cluster_;
   const int64_t row_;
   const int me_, block_;
   int begin_, end_;
-  SamplingRow sampling_;
   double largest_ = 0;
-  bool failed_ = false;
+  bool failed_ = false, penalised_ = false;
 };
 
+template <class T>
 __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
     sample_kernel(const __grid_constant__ SampleParams p) {
   release_successor();
-  __shared__ Shared shared;
+  __shared__ SamplerShared shared;
   wait_for_predecessor();
-  RowSampler(p, shared).run();
+  RowSampler<T>(p, shared).run();
 }
 
 }  // namespace
@@ -377,8 +374,15 @@ void sample(const SampleParams& p, cudaStream_t stream) {
     check_pointer("history.length", p.history.length, sizeof(int32_t));
     check_pointer("workspace", p.workspace, 16);
   }
-  launch_dependent("sample", sample_kernel, dim3(blocks_for(p.rows * kBlocks, 1)), kThreads, 0,
-                   stream, p);
+  const auto start = [&](auto kernel) {
+    launch_dependent("sample", kernel, dim3(blocks_for(p.rows * kBlocks, 1)), kThreads, 0, stream,
+                     p);
+  };
+  switch (p.logits.dtype) {
+    case DType::kBFloat16: return start(sample_kernel<Bf16>);
+    case DType::kFloat16: return start(sample_kernel<Fp16>);
+    default: return start(sample_kernel<float>);
+  }
 }
 
 }  // namespace replayssm::cuda
