@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "engine/engine.h"
 #include "engine/rows_fixture.h"
+#include "model/temporary_folder.h"
 
 namespace replayssm::testing {
 namespace {
@@ -115,6 +117,70 @@ TEST_P(ModelOnDevice, LikeliestTokensAreThoseOfTheLogits) {
       const auto of_row = all.subspan(row * vocab, vocab);
       next[row] = static_cast<int32_t>(std::ranges::max_element(of_row) - of_row.begin());
       ASSERT_EQ(chosen[row], next[row]) << "step " << step;
+    }
+  }
+}
+
+// The random checkpoints' architectures with the head sizes that kernels compute, and random
+// weights. Two implementations in fp32 differ by rounding alone.
+class FamilyOnDevice : public ::testing::TestWithParam<const char*> {
+ protected:
+  // A folder with the configuration.
+  std::filesystem::path resized() {
+    json config = read_json(repository() / "tests/golden/random" / GetParam() / "config.json");
+    for (const char* key : {"ssm_state_size", "mamba_d_state", "state_size", "linear_head_dim",
+                            "linear_key_head_dim"}) {
+      if (config.contains(key)) config[key] = 128;
+    }
+    const std::string type = config["model_type"];
+    if (type == "kimi_linear") {
+      config.update({{"kv_lora_rank", 96}, {"qk_rope_head_dim", 32}, {"qk_head_dim", 64}});
+    } else if (config.contains("head_dim") && type != "mamba2") {
+      config["head_dim"] = 64;
+    } else if (config.contains("num_attention_heads")) {  // heads of hidden_size / heads
+      config.update({{"num_attention_heads", 1}, {"num_key_value_heads", 1}});
+    }
+    if (config.contains("rope_parameters") && config["rope_parameters"].contains("mrope_section"))
+      config["rope_parameters"]["mrope_section"] = {3, 3, 2};
+    folder_.write("config.json", config.dump());
+    return folder_.path();
+  }
+
+  TemporaryFolder folder_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, FamilyOnDevice,
+                         ::testing::Values("bamba", "falcon_h1_scaled", "granitemoehybrid",
+                                           "granitemoehybrid_dense_rope", "kimi_linear",
+                                           "kimi_linear_groups", "mamba2",
+                                           "nemotron_h_latent_moe_headdim80", "nemotron_h_moe",
+                                           "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(FamilyOnDevice, LogitsAreTheHosts) {
+  const ModelSource source{.folder = resized(), .dummy_weights = true};
+  const ModelConfig config = load_config(source.folder);
+  if (const std::string reason = cuda_obstacle(config); !reason.empty()) GTEST_SKIP() << reason;
+  ThreadPool pool(1);
+  const auto host = load_cpu_model(source, DType::kFloat32, pool);
+  const auto device = load_cuda_model(source, DType::kFloat32);
+  const std::vector<int32_t> prompt{5, 200, 33, 7, 8, 9, 120}, other{64, 3, 251};
+  const std::vector<RowTokens> windows{{0, prompt}, {1, other}};
+  const std::vector<int32_t> wanted{0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  for (const Route route : {Route::kConventional, Route::kOutputOnly}) {
+    const RowsOptions options{
+        .route = route, .buffer_len = 3, .rows = 2, .context = 64, .max_logits = 10};
+    Rows expected(*host, options), rows(*device, options);
+    const auto compare = [&](std::span<const float> want, std::span<const float> got, int step) {
+      double scale = 0;
+      for (const float value : want) scale += value * value / static_cast<double>(want.size());
+      for (size_t i = 0; i < want.size(); ++i)
+        ASSERT_NEAR(got[i], want[i], 1e-3 * std::sqrt(scale)) << "step " << step << " at " << i;
+    };
+    compare(expected.prefill(windows, wanted), rows.prefill(windows, wanted), -1);
+    for (int32_t step = 0; step < 8; ++step) {
+      const std::vector<int32_t> next{step + 20, step + 90};
+      compare(expected.decode(next), rows.decode(next), step);
     }
   }
 }
