@@ -28,7 +28,8 @@ struct AttentionTile {
   static constexpr int kKeyTiles = kKeys / kTeams / 8;  // of a warp, eight keys each
   static constexpr int kColumnTiles = (kDim / 8 + kTeams - 1) / kTeams;  // of a warp, at most
   static constexpr int kSides = kShared ? 1 : 2;
-  // Runs of eight elements of a step that a thread fetches.
+  // Keys of a step that a lane locates; runs of eight elements that a thread fetches.
+  static constexpr int kLaneKeys = kKeys / 32;
   static constexpr int kRuns = kDim / 8, kFetches = (kKeys * kRuns + kThreads - 1) / kThreads;
 
   // Shared memory. In 16-bit elements up to kEnd: queries and keys in rings of kStages.
@@ -56,7 +57,8 @@ struct AttentionBlock {
   struct Ahead {
     AttentionWork work, next;  // next: the piece behind
     int index, piece, step, steps, count;
-    int block[Tile::kFetches];
+    const int32_t* table;  // of the sequence's blocks
+    int block[Tile::kLaneKeys];
   } ahead;
 
   // The step at hand.
@@ -96,6 +98,7 @@ struct AttentionBlock {
     ahead.work = ahead.next;
     ahead.step = 0;
     ahead.steps = steps_of(ahead.work);
+    ahead.table = call.p.batch.block_table + ahead.work.sequence * call.p.batch.block_table_stride;
     const int next = ahead.index + static_cast<int>(gridDim.x);
     if (next < pieces) ahead.next = load_work(call, next);
     find_blocks();
@@ -103,16 +106,16 @@ struct AttentionBlock {
   __device__ static int steps_of(const AttentionWork& work) {
     return (work.key_end - work.key_begin + Tile::kKeys - 1) / Tile::kKeys;
   }
-  // The key of this thread's n-th run of the step ahead.
+  // A key of the step ahead.
   __device__ int ahead_key(int n) const {
-    return ahead.work.key_begin + ahead.step * Tile::kKeys +
-           (static_cast<int>(threadIdx.x) + n * Tile::kThreads) / Tile::kRuns;
+    return ahead.work.key_begin + ahead.step * Tile::kKeys + n * 32 + lane;
   }
   __device__ void find_blocks() {
 #pragma unroll
-    for (int n = 0; n < Tile::kFetches; ++n)
+    for (int n = 0; n < Tile::kLaneKeys; ++n)
       if (ahead_key(n) < ahead.work.key_end)
-        ahead.block[n] = cache_block(call, ahead.work, ahead_key(n));
+        ahead.block[n] =
+            __ldg(ahead.table + call.block_size.divide(static_cast<uint32_t>(ahead_key(n))));
   }
 
   // Starts the copies of the step ahead and goes on to the one behind it.
@@ -136,7 +139,7 @@ struct AttentionBlock {
   }
   __device__ void fetch_queries() {
     T* const to = queries(ahead.piece);
-#pragma unroll 2
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kRuns;
          i += Tile::kThreads) {
       const int r = i / Tile::kRuns, column = i % Tile::kRuns * 8;
@@ -146,21 +149,36 @@ struct AttentionBlock {
       copy_async_16_or_zero(to + r * Tile::kStride + column, from, exists);
     }
   }
-  // Keys behind the range become zeros: what lies there may be NaN.
+  // Keys behind the range become zeros: what lies there may be NaN. A lane knows the places of its
+  // own keys, in rows of the cache; those of the keys that it copies are other lanes'.
   __device__ void fetch_keys() {
+    constexpr uint32_t kNowhere = ~0u;
+    uint32_t place[Tile::kLaneKeys];
+#pragma unroll
+    for (int n = 0; n < Tile::kLaneKeys; ++n) {
+      const auto key = static_cast<uint32_t>(ahead_key(n)), size = call.block_size.divisor;
+      const uint32_t within = key - call.block_size.divide(key) * size;
+      const uint32_t head = ahead.block[n] * call.kv_heads.divisor + ahead.work.kv_head();
+      place[n] = ahead_key(n) < ahead.work.key_end ? head * size + within : kNowhere;
+    }
+    const T* const k = static_cast<const T*>(call.p.cache.k);
+    const T* const v = static_cast<const T*>(call.p.cache.v);
+    T* const to = stage(ahead.count, 0);
 #pragma unroll
     for (int n = 0; n < Tile::kFetches; ++n) {
       const int i = static_cast<int>(threadIdx.x) + n * Tile::kThreads;
       if (Tile::kKeys * Tile::kRuns % Tile::kThreads != 0 && i >= Tile::kKeys * Tile::kRuns) break;
-      const int key = ahead_key(n), column = i % Tile::kRuns * 8;
-      const bool exists = key < ahead.work.key_end;
-      const int64_t at = (exists ? cache_row(call, ahead.work, ahead.block[n], key) : 0) + column;
-      const int to = i / Tile::kRuns * Tile::kStride + column;
-#pragma unroll
-      for (int side = 0; side < Tile::kSides; ++side)
-        copy_async_16_or_zero(
-            stage(ahead.count, side) + to,
-            static_cast<const T*>(side == 0 ? call.p.cache.k : call.p.cache.v) + at, exists);
+      const int r = i / Tile::kRuns, column = i % Tile::kRuns * 8;
+      uint32_t row = __shfl_sync(kAllLanes, place[0], r % 32);
+      if constexpr (Tile::kLaneKeys == 2) {
+        const uint32_t other = __shfl_sync(kAllLanes, place[1], r % 32);
+        row = r < 32 ? row : other;
+      }
+      const bool exists = row != kNowhere;
+      const int64_t at = static_cast<int64_t>(exists ? row : 0u) * kDim + column;
+      copy_async_16_or_zero(to + r * Tile::kStride + column, k + at, exists);
+      if constexpr (!kShared)
+        copy_async_16_or_zero(to + Tile::kSide + r * Tile::kStride + column, v + at, exists);
     }
   }
 
@@ -169,7 +187,8 @@ struct AttentionBlock {
     const T* q = queries(piece) + (row_tile * 16 + lane % 16) * Tile::kStride + lane / 16 * 8;
     const T* keys =
         stage(count, 0) + (team * kKeyTiles * 8 + lane % 8) * Tile::kStride + lane / 8 * 8;
-#pragma unroll
+    constexpr int kAtOnce = kDim > 256 ? 2 : 8;  // registers are short
+#pragma unroll kAtOnce
     for (int k = 0; k + 32 <= kDim; k += 32) {
       uint32_t a[2][4];
       load_tiles(a[0], q + k);
@@ -247,7 +266,7 @@ struct AttentionBlock {
     const T* weights =
         shared + Tile::kWeights + (row_tile * 16 + lane % 16) * Tile::kWeightStride + lane / 16 * 8;
     const T* values = stage(count, 1) + lane * Tile::kStride;
-#pragma unroll
+#pragma unroll 1
     for (int k = 0; k < Tile::kKeys; k += 32) {
       uint32_t a[2][4];
       load_tiles(a[0], weights + k);

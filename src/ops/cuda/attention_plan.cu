@@ -56,16 +56,26 @@ __global__ void __launch_bounds__(kThreads)
     }
     item.splits = ranges.splits;
     int total;
-    int64_t at = planned + sum_before(tiles * ranges.splits, shared, &total);
-    // The last tiles have the most keys: they come first.
-    for (int t = tiles - 1; t >= 0; --t) {
-      item.first_row = t * cut.rows;
-      item.rows = min(rows - item.first_row, cut.rows);
-      const int keys = item.position + (item.first_row + item.rows - 1) / cut.group + 1;
-      for (item.split = 0; item.split < ranges.splits; ++item.split, ++at) {
-        item.key_begin = item.split * ranges.keys;
-        item.key_end = min(item.key_begin + ranges.keys, keys);
-        if (at < cut.items) items[at] = item;
+    const int64_t at = planned + sum_before(tiles * ranges.splits, shared, &total);
+    // A warp writes the items of its lanes' sequences, one after the other.
+    for (int owner = 0; owner < 32; ++owner) {
+      AttentionItem own = item;
+      for (int32_t* field : {&own.sequence, &own.splits, &own.first_token, &own.position})
+        *field = __shfl_sync(kAllLanes, *field, owner);
+      const int own_rows = __shfl_sync(kAllLanes, rows, owner),
+                own_tiles = __shfl_sync(kAllLanes, tiles, owner),
+                own_keys = __shfl_sync(kAllLanes, ranges.keys, owner);
+      const int64_t own_at = __shfl_sync(kAllLanes, at, owner);
+      for (int i = static_cast<int>(threadIdx.x) % 32; i < own_tiles * own.splits; i += 32) {
+        if (own_at + i >= cut.items) break;
+        // The last tiles have the most keys: they come first.
+        own.first_row = (own_tiles - 1 - i / own.splits) * cut.rows;
+        own.rows = min(own_rows - own.first_row, cut.rows);
+        own.split = i % own.splits;
+        own.key_begin = own.split * own_keys;
+        own.key_end = min(own.key_begin + own_keys,
+                          own.position + (own.first_row + own.rows - 1) / cut.group + 1);
+        items[own_at + i] = own;
       }
     }
     planned += total;

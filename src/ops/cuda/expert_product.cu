@@ -59,10 +59,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T, int kRowTiles>
+template <class T, int kRowTiles, int kDepth>
 void launch(const ExpertProductParams& p, dim3 grid, cudaStream_t stream) {
-  using Block = ExpertBlock<kRowTiles>;
-  const auto kernel = expert_product_kernel<T, kRowTiles>;
+  using Block = ExpertBlock<kRowTiles, kDepth>;
+  const auto kernel = expert_product_kernel<T, kRowTiles, kDepth>;
   reserve_shared("expert_product", kernel, Block::kBytes);
   launch_dependent("expert_product", kernel, grid, Block::kThreads, Block::kBytes, stream, p,
                    expert_view(p.plan));
@@ -70,8 +70,11 @@ void launch(const ExpertProductParams& p, dim3 grid, cudaStream_t stream) {
 
 template <class T>
 void launch(const ExpertProductParams& p, dim3 grid, cudaStream_t stream) {
-  if (expert_layout(p.plan.shape).tile_rows == 16) return launch<T, 1>(p, grid, stream);
-  launch<T, 4>(p, grid, stream);
+  if (expert_layout(p.plan.shape).tile_rows > 16) return launch<T, 4, 64>(p, grid, stream);
+  // Few blocks: each has more of its matrix on the way.
+  if (int64_t{grid.x} * grid.y < 4 * multiprocessors("expert_product"))
+    return launch<T, 1, 128>(p, grid, stream);
+  launch<T, 1, 64>(p, grid, stream);
 }
 
 void check(const ExpertProductParams& p) {

@@ -12,19 +12,19 @@
 
 namespace replayssm::cuda {
 
-template <int kRowTiles>
+template <int kRowTiles, int kDepthOf>
 struct ExpertBlock {
   static constexpr int kWarps = 4, kThreads = kWarps * 32, kRows = 16 * kRowTiles;
   static constexpr int kColumns = 64, kColumnTiles = kColumns / kWarps / 8;  // of a warp
-  static constexpr int kDepth = kRowTiles == 1 ? 128 : 64, kStride = kDepth + 8, kStages = 4;
+  static constexpr int kDepth = kDepthOf, kStride = kDepth + 8, kStages = 4;
   static constexpr int kStage = (kRows + kColumns) * kStride;  // elements: pairs, then the matrix
   static constexpr int kBytes = kStages * kStage * 2;
 };
 
-template <class T, int kRowTiles>
-__global__ void __launch_bounds__(ExpertBlock<kRowTiles>::kThreads)
+template <class T, int kRowTiles, int kDepth>
+__global__ void __launch_bounds__(ExpertBlock<kRowTiles, kDepth>::kThreads)
     expert_product_kernel(const __grid_constant__ ExpertProductParams p, ExpertView plan) {
-  using Block = ExpertBlock<kRowTiles>;
+  using Block = ExpertBlock<kRowTiles, kDepth>;
   release_successor();
   extern __shared__ uint4 memory[];
   __shared__ int pairs[Block::kRows];
@@ -40,22 +40,35 @@ __global__ void __launch_bounds__(ExpertBlock<kRowTiles>::kThreads)
     pairs[r] = r < rows ? plan.pair[tile.begin + r] : -1;
   __syncthreads();
 
-  const T* const x = static_cast<const T*>(p.x.data);
+  // The runs that a thread fetches lie in the same rows at every step.
+  constexpr int kRuns = Block::kDepth / 8,
+                kFetches = (Block::kRows + Block::kColumns) * kRuns / Block::kThreads;
   const T* const matrix = static_cast<const T*>(p.weight) + int64_t{tile.expert} * p.out * p.in;
-  const auto top_k = static_cast<int>(p.plan.shape.top_k);
-  const auto fetch = [&](int step) {
-    T* const to = shared + step % Block::kStages * Block::kStage;
-    constexpr int kRuns = Block::kDepth / 8;
+  const int run = me % kRuns * 8;
+  const T* from[kFetches];
+  unsigned exists = 0;
 #pragma unroll
-    for (int i = me; i < (Block::kRows + Block::kColumns) * kRuns; i += Block::kThreads) {
-      const int r = i / kRuns, k = step * Block::kDepth + i % kRuns * 8;
-      const bool is_pair = r < Block::kRows;
-      const int pair = is_pair ? pairs[r] : 0, column = column0 + r - Block::kRows;
-      const bool exists = k < in && (is_pair ? pair >= 0 : column < p.out);
-      const int64_t row = is_pair ? (p.x_per_row ? pair / top_k : pair) : column;
-      const T* from = is_pair ? x + row * p.x.stride : matrix + row * p.in;
-      copy_async_16_or_zero(to + r * Block::kStride + i % kRuns * 8, exists ? from + k : matrix,
-                            exists);
+  for (int n = 0; n < kFetches; ++n) {
+    const int r = (me + n * Block::kThreads) / kRuns, column = column0 + r - Block::kRows;
+    from[n] = matrix + int64_t{column} * p.in + run;
+    bool here = column < p.out;
+    if (r < Block::kRows) {
+      const int pair = pairs[r];
+      const int64_t row = p.x_per_row ? pair / static_cast<int>(p.plan.shape.top_k) : pair;
+      from[n] = static_cast<const T*>(p.x.data) + row * p.x.stride + run;
+      here = pair >= 0;
+    }
+    if (here) exists |= 1u << n;
+  }
+  const auto fetch = [&](int step) {
+    T* const to = shared + step % Block::kStages * Block::kStage + run;
+    const int k = step * Block::kDepth;
+    const unsigned there = k + run < in ? exists : 0;
+#pragma unroll
+    for (int n = 0; n < kFetches; ++n) {
+      const int r = (me + n * Block::kThreads) / kRuns;
+      const bool here = there >> n & 1;
+      copy_async_16_or_zero(to + r * Block::kStride, here ? from[n] + k : matrix, here);
     }
   };
   float sum[kRowTiles][Block::kColumnTiles][4] = {};

@@ -32,7 +32,9 @@ bool launch_prefill_chunks(const RecurrentPrefillParams& p, cudaStream_t stream)
   if (p.shape.family != Family::kMamba2 || p.shape.state_dim != ChunkTile<1>::kState) return false;
   if (p.state.activation_dtype != DType::kBFloat16) return false;
   if (!rows_aligned(p.v, p.v_stride * 2) || !rows_aligned(p.k, p.k_stride * 2) ||
-      !rows_aligned(p.q, p.q_stride * 2))
+      !rows_aligned(p.q, p.q_stride * 2) || !rows_aligned(p.z, p.z_stride * 2) ||
+      !rows_aligned(p.o) || !rows_aligned(p.state.checkpoint) ||
+      !rows_aligned(p.state.read_copy.data))
     return false;
   switch (p.shape.head_dim) {
     case 64: launch<4>(p, stream); return true;

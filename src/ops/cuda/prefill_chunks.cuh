@@ -96,29 +96,28 @@ class ChunkBlock {
 
   // Tokens behind the window become zeros.
   __device__ void fetch(int chunk) const {
-    constexpr int kKeyRuns = kState / 8, kRuns = 2 * kKeyRuns + 2 * kWarps;
+    constexpr int kKeyRuns = kState / 8, kValueRuns = Tile::kDim / 8;
     const int key_head = head_ / static_cast<int>(p_.shape.heads / p_.shape.key_heads);
     const auto* q = static_cast<const Bf16*>(p_.q) + int64_t{key_head} * kState;
     const auto* k = static_cast<const Bf16*>(p_.k) + int64_t{key_head} * kState;
     const auto* v = static_cast<const Bf16*>(p_.v) + int64_t{head_} * Tile::kDim;
     Bf16* const to = shared_ + (chunk & 1) * Tile::kStage;
-#pragma unroll 4
-    for (int i = me_; i < kTokens * kRuns; i += Tile::kThreads) {
-      const int t = i / kRuns, run = i % kRuns;
-      const bool exists = chunk * kTokens + t < window_;
-      const int64_t token = token_ + (exists ? chunk * kTokens + t : 0);
-      if (run < kKeyRuns) {
-        copy_async_16_or_zero(to + t * Tile::kKeyStride + run * 8,
-                              q + token * p_.q_stride + run * 8, exists);
-      } else if (run < 2 * kKeyRuns) {
-        const int column = (run - kKeyRuns) * 8;
-        copy_async_16_or_zero(to + Tile::kKeys + t * Tile::kKeyStride + column,
-                              k + token * p_.k_stride + column, exists);
-      } else {
-        const int column = (run - 2 * kKeyRuns) * 8;
-        copy_async_16_or_zero(to + Tile::kValues + t * Tile::kValueStride + column,
-                              v + token * p_.v_stride + column, exists);
-      }
+    const int left = window_ - chunk * kTokens;
+    const int64_t first = int64_t{token_} + chunk * kTokens;
+#pragma unroll 2
+    for (int i = me_; i < kTokens * kKeyRuns; i += Tile::kThreads) {
+      const int t = i / kKeyRuns, column = i % kKeyRuns * 8;
+      const int64_t token = t < left ? first + t : first;
+      Bf16* const row = to + t * Tile::kKeyStride + column;
+      copy_async_16_or_zero(row, q + token * p_.q_stride + column, t < left);
+      copy_async_16_or_zero(row + Tile::kKeys, k + token * p_.k_stride + column, t < left);
+    }
+#pragma unroll 2
+    for (int i = me_; i < kTokens * kValueRuns; i += Tile::kThreads) {
+      const int t = i / kValueRuns, column = i % kValueRuns * 8;
+      const int64_t token = t < left ? first + t : first;
+      copy_async_16_or_zero(to + Tile::kValues + t * Tile::kValueStride + column,
+                            v + token * p_.v_stride + column, t < left);
     }
     copy_async_commit();
   }
@@ -191,10 +190,11 @@ class ChunkBlock {
           float w[2];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
+            const bool seen = i >= j + e;
             const double between = decays().log[i] - decays().log[j + e];
-            w[e] = i >= j + e ? product[column][2 * h + e] * decays().strength[j + e] *
-                                    expf(static_cast<float>(between))
-                              : 0.0f;
+            const float decay = expf(seen ? static_cast<float>(between) : -INFINITY);
+            const float weight = product[column][2 * h + e] * decays().strength[j + e] * decay;
+            w[e] = seen ? weight : 0.0f;
           }
           const SplitPair split = split_pair(w[0], w[1]);
           Bf16* to = shared_ + Tile::kWeights + i * Tile::kWeightStride + j;
@@ -269,18 +269,17 @@ class ChunkBlock {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int row = row0() + 8 * h + lane_ % 4 * 2;
-          float o[2] = {y[it][h][2 * half], y[it][h][2 * half + 1]};
-          const Bf16* v = stage() + Tile::kValues + t * Tile::kValueStride + row;
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            if (p_.skip) o[e] = fmaf(skip, to_float(v[e]), o[e]);
-            if (p_.z)
-              o[e] *= silu(to_float(static_cast<const Bf16*>(
-                  p_.z)[token * p_.z_stride + head_ * Tile::kDim + row + e]));
+          float o[2] = {y[it][h][2 * half], y[it][h][2 * half + 1]}, x[2];
+          if (p_.skip) {
+            load_elements<Bf16, 2>(stage() + Tile::kValues + t * Tile::kValueStride + row, x);
+            o[0] = fmaf(skip, x[0], o[0]), o[1] = fmaf(skip, x[1], o[1]);
           }
-          const int64_t at = (token * p_.shape.heads + head_) * Tile::kDim + row;
-#pragma unroll
-          for (int e = 0; e < 2; ++e) store_run<1>(p_.o, p_.o_dtype, at + e, o + e);
+          if (p_.z) {
+            load_elements<Bf16, 2>(
+                static_cast<const Bf16*>(p_.z) + token * p_.z_stride + head_ * Tile::kDim + row, x);
+            o[0] *= silu(x[0]), o[1] *= silu(x[1]);
+          }
+          store_pair(p_.o, p_.o_dtype, (token * p_.shape.heads + head_) * Tile::kDim + row, o);
         }
       }
   }

@@ -91,7 +91,7 @@ class RowSampler {
   // Calls fn(id, logit) for this thread's part, with several loads in flight.
   template <class Fn>
   __device__ void for_logits(Fn&& fn) const {
-    constexpr int kAtOnce = 4;
+    constexpr int kAtOnce = 8;
     for (int first = begin_ + me_; first < end_; first += kAtOnce * kThreads) {
       float x[kAtOnce];
 #pragma unroll
@@ -128,14 +128,14 @@ class RowSampler {
     Rank least;  // of the kept
     if (shared_.sampling.top_k > 0 && shared_.sampling.top_k < p_.vocab) {
       const auto count = static_cast<uint64_t>(shared_.sampling.top_k);
-      least = bound(least, [](double) { return uint64_t{1}; }, [&](uint64_t) { return count; });
+      least = bound<true>(least, [](double) { return 1; }, [&](uint64_t) { return count; });
     }
     if (shared_.sampling.top_p < 1) {
       const auto amount = [&](double x) { return static_cast<uint64_t>(weight(x) / kUnit + 0.5); };
       const auto target = [&](uint64_t all) {
         return static_cast<uint64_t>(ceil(shared_.sampling.top_p * static_cast<double>(all)));
       };
-      least = bound(least, amount, target);
+      least = bound<false>(least, amount, target);
     }
     return draw(least);
   }
@@ -180,7 +180,8 @@ class RowSampler {
   }
 
   // The last of the shortest leading part of the kept whose amounts reach target(sum of all).
-  template <class Amount, class Target>
+  // kOnes: all amounts are 1.
+  template <bool kOnes, class Amount, class Target>
   __device__ Rank bound(const Rank& least, Amount&& amount, Target&& target) {
     Rank found;
     uint64_t left = 0;
@@ -192,16 +193,15 @@ class RowSampler {
         const Rank r = rank_of(x, id, largest_);
         if (r < least || !r.same_before(n, found)) return;
         const uint32_t digit = r.digit(n);
-        atomicAdd(reinterpret_cast<unsigned long long*>(&shared_.amount[digit]), amount(x));
+        if constexpr (!kOnes)
+          atomicAdd(reinterpret_cast<unsigned long long*>(&shared_.amount[digit]), amount(x));
         atomicAdd(&shared_.count[digit], 1u);
       });
       cluster_.sync();
-      search([&](uint64_t all) { return n == 0 ? target(all) : left; });
+      search<kOnes>([&](uint64_t all) { return n == 0 ? target(all) : left; });
       found.set_digit(n, shared_.digit);
       left = shared_.left;
-      // All that a digit has may be needed: amounts that are not its count say little of that.
-      const bool whole = shared_.found_count == 1 || (shared_.found_count == shared_.found_amount &&
-                                                      shared_.found_count == left);
+      const bool whole = shared_.found_count == 1 || (kOnes && shared_.found_count == left);
       cluster_.sync();
       if (whole) break;
     }
@@ -210,7 +210,7 @@ class RowSampler {
 
   // The digit where amounts from the highest digit down reach target(sum of all); leaves it in
   // shared memory with what is to be reached within it. A thread has kEach digits.
-  template <class Target>
+  template <bool kOnes, class Target>
   __device__ void search(Target&& target) {
     constexpr int kEach = kBins / kThreads;
     uint64_t amount[kEach] = {}, mine = 0;
@@ -219,8 +219,10 @@ class RowSampler {
     for (int b = 0; b < kBlocks; ++b) {
       const SamplerShared& other = *cluster_.map_shared_rank(&shared_, b);
 #pragma unroll
-      for (int i = 0; i < kEach; ++i)
-        amount[i] += other.amount[digit - i], count[i] += other.count[digit - i];
+      for (int i = 0; i < kEach; ++i) {
+        count[i] += other.count[digit - i];
+        amount[i] += kOnes ? other.count[digit - i] : other.amount[digit - i];
+      }
     }
 #pragma unroll
     for (const uint64_t x : amount) mine += x;
@@ -244,7 +246,6 @@ class RowSampler {
       if (above < needed && above + amount[i] >= needed) {
         shared_.digit = static_cast<uint32_t>(digit - i);
         shared_.left = needed - above;
-        shared_.found_amount = amount[i];
         shared_.found_count = count[i];
       }
       above += amount[i];

@@ -85,7 +85,7 @@ struct SamplerShared {
   int block_flag;
   // What a search leaves.
   uint32_t digit, found_count;
-  uint64_t left, found_amount;
+  uint64_t left;
 };
 
 }  // namespace replayssm::cuda
