@@ -132,9 +132,7 @@ void CudaBackend::plan_part(AttentionPart& part, int64_t first, int64_t sequence
                 .heads = heads_,
                 .kv_heads = kv_heads_,
                 .head_dim = head_dim_};
-  // Shapes share the memory, and what one leaves there another expects to be zero.
-  const int64_t bytes = cuda::attention_workspace_bytes(part.shape);
-  if (bytes > 0) memory_.zero(part.workspace.get(bytes), bytes, bytes, 1);
+  part.workspace.get(cuda::attention_workspace_bytes(part.shape));
   std::byte* plan = part.plan.get(cuda::attention_plan_bytes(part.shape));
   cuda::plan_attention(part.shape, part.batch, plan, stream_.get());
 }
@@ -158,6 +156,8 @@ void CudaBackend::reserve_attention(const PassLimits& limits, int64_t window) {
 
 void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& state) {
   arrays_ = arrays;
+  // Steps come in few sizes and again and again.
+  linear_.tune(arrays.sequences > 0 && arrays.decodes == arrays.sequences);
   if (kv_heads_ == 0) return;
   const int64_t prefills = arrays.sequences - arrays.decodes;
   const int64_t window = state.ring.max_window;

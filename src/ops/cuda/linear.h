@@ -26,15 +26,20 @@ struct LinearParams {
   int64_t y_head_stride = 0;
 };
 
-// How products are run: the library's handle, its scratch memory and the algorithm of every shape
+// How products are run: the library's handle, its scratch memory and the way chosen for every shape
 // seen so far. One stream at a time.
 class LinearRunner {
  public:
   explicit LinearRunner(Memory& memory);
   ~LinearRunner();
 
-  // Enqueued only; a shape's first call asks the library for an algorithm.
+  // Enqueued only. A shape's first call asks the library for an algorithm.
   void run(const LinearParams& params, cudaStream_t stream);
+
+  // While tuning is on, a shape's first call outside of captures waits for the device: it times the
+  // algorithms that the library proposes and the kernel for very few rows (skinny.h), and keeps the
+  // fastest.
+  void tune(bool on);
 
  private:
   struct Impl;
