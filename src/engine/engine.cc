@@ -87,10 +87,20 @@ MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
   return plan_memory(model, options);
 }
 
-// Whether the token is the likeliest one and nothing else is asked for.
-bool takes_likeliest(const SamplingParams& sampling) {
-  return sampling.temperature == 0 && sampling.repetition_penalty == 1 &&
-         sampling.presence_penalty == 0 && sampling.frequency_penalty == 0 && sampling.logprobs < 0;
+// Whether the token depends on nothing but the logits and a draw, and nothing else is asked for.
+bool is_plain(const SamplingParams& sampling) {
+  return sampling.repetition_penalty == 1 && sampling.presence_penalty == 0 &&
+         sampling.frequency_penalty == 0 && sampling.logprobs < 0;
+}
+
+TokenDraw draw_of(const Sequence& sequence) {
+  const SamplingParams& sampling = sequence.sampling;
+  return {.temperature = sampling.temperature,
+          .top_p = sampling.top_p,
+          .min_p = sampling.min_p,
+          .top_k = sampling.top_k,
+          .seed = sampling.seed,
+          .position = sequence.size()};
 }
 
 }  // namespace
@@ -108,10 +118,13 @@ struct Engine::Impl {
         scheduler({options.max_num_seqs, options.max_num_batched_tokens}, slots,
                   paged ? &kv : nullptr),
         logits(options.max_num_seqs * used_model.config().vocab_size),
-        likeliest(options.max_num_seqs) {}
+        tokens(options.max_num_seqs) {
+    model.prepare(state(), options.max_num_seqs);
+  }
 
   void check(const Request& request) const;
   void forward(const Schedule& schedule);
+  PassOutput output_for(const Schedule& schedule);
   void count(const Schedule& schedule);
   SampledToken sample_row(const Sequence& sequence, int64_t row) const;
   std::vector<SampledToken> sample_all(const Schedule& schedule);
@@ -137,9 +150,10 @@ struct Engine::Impl {
   KvPool kv;
   Scheduler scheduler;
   BatchArrays arrays;
-  Array<float> logits;             // [max_num_seqs, vocab]
-  std::vector<int32_t> likeliest;  // [max_num_seqs]
-  bool greedy = false;             // of the step at hand the likeliest tokens alone are wanted
+  Array<float> logits;          // [max_num_seqs, vocab]
+  std::vector<int32_t> tokens;  // [max_num_seqs]
+  std::vector<TokenDraw> draws;
+  bool has_tokens = false;  // the pass at hand gives tokens, no logits
   EngineStats stats;
   int64_t next_id = 0;
 };
@@ -172,12 +186,24 @@ void Engine::Impl::check(const Request& request) const {
 
 void Engine::Impl::forward(const Schedule& schedule) {
   arrays.assign(schedule, paged);
-  greedy = std::ranges::all_of(schedule.windows, [](const Window& window) {
-    return takes_likeliest(window.sequence->sampling);
-  });
-  const PassOutput output =
-      greedy ? PassOutput{.likeliest = likeliest.data()} : PassOutput{.logits = logits.data()};
-  model.forward(arrays.view(schedule.decodes), state(), output);
+  model.forward(arrays.view(schedule.decodes), state(), output_for(schedule));
+}
+
+// Tokens where the model can give them, else logits.
+PassOutput Engine::Impl::output_for(const Schedule& schedule) {
+  bool greedy = true;
+  has_tokens = true;
+  draws.clear();
+  for (const auto& [sequence, tokens] : schedule.windows) {
+    if (sequence->computed + tokens < sequence->size()) continue;
+    greedy = greedy && sequence->sampling.temperature == 0;
+    has_tokens = has_tokens && is_plain(sequence->sampling);
+    draws.push_back(draw_of(*sequence));
+  }
+  has_tokens = has_tokens && (greedy || model.draws_tokens());
+  if (!has_tokens) return {.logits = logits.data()};
+  if (greedy) draws.clear();
+  return {.tokens = tokens.data(), .draws = draws};
 }
 
 // What the pass has computed.
@@ -194,9 +220,9 @@ void Engine::Impl::count(const Schedule& schedule) {
 
 // The token behind a sequence, whose logits are row `row` of the pass.
 SampledToken Engine::Impl::sample_row(const Sequence& sequence, int64_t row) const {
-  if (greedy) {
-    if (likeliest[row] < 0) fail("logits: expected a largest one, got NaN or none that is finite");
-    return {.id = likeliest[row]};
+  if (has_tokens) {
+    if (tokens[row] < 0) fail("logits: expected a largest one, got NaN or none that is finite");
+    return {.id = tokens[row]};
   }
   const int64_t vocab = model.config().vocab_size;
   return sample({logits.data() + row * vocab, static_cast<size_t>(vocab)}, sequence.sampling,

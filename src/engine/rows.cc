@@ -119,7 +119,7 @@ std::span<const float> Rows::decode(std::span<const int32_t> tokens) {
 std::span<const int32_t> Rows::decode_greedy(std::span<const int32_t> tokens) {
   pack_step(tokens);
   likeliest_.resize(tokens.size());
-  forward(std::ssize(tokens), wanted_, {.likeliest = likeliest_.data()});
+  forward(std::ssize(tokens), wanted_, {.tokens = likeliest_.data()});
   return likeliest_;
 }
 

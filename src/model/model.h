@@ -37,12 +37,23 @@ struct Batch {
   int64_t sequences() const { return static_cast<int64_t>(slot.size()); }
 };
 
+// How a token is drawn from a row's logits (engine/sampler.h: SamplingParams).
+struct TokenDraw {
+  double temperature = 0;
+  double top_p = 1;
+  double min_p = 0;
+  int32_t top_k = 0;
+  uint64_t seed = 0;
+  int64_t position = 0;  // tokens before the drawn one
+};
+
 // What the host wants of a pass; null: not wanted.
 struct PassOutput {
   float* logits = nullptr;  // [logit_tokens, vocab_size]
-  // [logit_tokens] the largest logit's token, the lowest where several are; -1 where a row has no
-  // finite maximum or a NaN.
-  int32_t* likeliest = nullptr;
+  // [logit_tokens] the tokens behind them; -1 where a row has no finite maximum or a NaN.
+  int32_t* tokens = nullptr;
+  // [logit_tokens] how those are drawn; empty: each is the likeliest, the lowest where several are.
+  std::span<const TokenDraw> draws{};
 };
 
 // The largest passes that a model will be asked for.
@@ -103,6 +114,12 @@ class Model {
   virtual Memory& memory() = 0;  // where the states of its sequences must lie
   // Takes the memory that passes up to these limits need. Larger ones may come all the same.
   virtual void reserve(const PassLimits& /*limits*/) {}
+
+  // Gets ready for decode steps of up to so many sequences, so that the first ones take no longer.
+  virtual void prepare(const StateView& /*state*/, int64_t /*sequences*/) {}
+
+  // Whether passes draw tokens; else they give the likeliest ones only.
+  virtual bool draws_tokens() const { return false; }
 
   // Begins the step of every sequence's cursor, runs the layers and commits all windows whole. A
   // pass that throws leaves the slots of its sequences invalid.

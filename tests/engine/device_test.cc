@@ -80,6 +80,22 @@ TEST_P(ModelOnDevice, TextsAreThoseOfEachRequestAlone) {
   EXPECT_GT(preemptions, 0);
 }
 
+// Tokens that the device draws are those that the host draws from its logits.
+TEST_P(ModelOnDevice, DrawnTokensAreTheSamplers) {
+  std::vector<Request> plain, with_logprobs;
+  for (int i = 0; i < 6; ++i) {
+    Request request = request_of(i, i == 3 ? 0 : 0.5 + 0.2 * i);
+    request.sampling.top_k = i == 1 ? 40 : 0;
+    request.sampling.top_p = i == 2 ? 0.8 : 1;
+    request.sampling.min_p = i == 4 ? 0.1 : 0;
+    plain.push_back(request);
+    request.sampling.logprobs = 0;  // needs the logits
+    with_logprobs.push_back(request);
+  }
+  const EngineOptions options{.max_num_seqs = 6, .max_model_len = 128};
+  EXPECT_EQ(run(*model_, plain, options), run(*model_, with_logprobs, options));
+}
+
 // A batch's second pass replays what the first has prepared, where the device captures passes.
 TEST_P(ModelOnDevice, RepeatedPassesGiveTheSameBits) {
   const std::vector<std::vector<int32_t>> prompts = {{5, 6, 7, 8, 9}, {200}, {33, 1, 17, 250, 4}};

@@ -22,7 +22,7 @@ class Parrot final : public Model {
   StageTimes& stage_times() override { return stage_times_; }
   Memory& memory() override { return host_memory(); }
   void forward(const Batch& batch, const StateView&, const PassOutput& output) override {
-    output.likeliest[0] = words_.at(batch.position[0]);
+    output.tokens[0] = words_.at(batch.position[0]);
   }
 
  private:

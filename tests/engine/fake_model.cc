@@ -213,9 +213,9 @@ void FakeModel::forward(const Batch& batch, const StateView& state, const PassOu
     const bool bad = batch.token_ids[at] == nan_after;
     if (bad) row[1] = std::nanf("");
     if (output.logits) std::ranges::copy(row, output.logits + i * row.size());
-    if (output.likeliest) {
+    if (output.tokens) {
       const auto best = std::ranges::max_element(row) - row.begin();
-      output.likeliest[i] = bad ? -1 : static_cast<int32_t>(best);
+      output.tokens[i] = bad ? -1 : static_cast<int32_t>(best);
     }
   }
 }

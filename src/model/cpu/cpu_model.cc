@@ -39,6 +39,7 @@ class CpuModel final : public Model {
 
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override {
     check_pass(batch, state, config_);
+    REPLAYSSM_CHECK(output.draws.empty(), "draws=", output.draws.size());
     if (batch.token_ids.empty()) return;
     context_.arrays = arrays_of(batch);
     context_.state = &state;
@@ -50,11 +51,11 @@ class CpuModel final : public Model {
     const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
     float* logits = output.logits ? output.logits : logits_.get(rows * vocab);
     layers_.run(context_, logits);
-    if (output.likeliest) {
+    if (output.tokens) {
       const StageTimer timer(context_, Stage::kSample);
       pool_.for_ranges(rows, [&](int64_t begin, int64_t end, int) {
         for (int64_t r = begin; r < end; ++r)
-          output.likeliest[r] = likeliest(logits + r * vocab, vocab);
+          output.tokens[r] = likeliest(logits + r * vocab, vocab);
       });
     }
     for_cursors(decodes, slot, state.cursors, [&](Cursor& cursor, int64_t s) {

@@ -24,7 +24,7 @@ int64_t bucket_of(int64_t sequences) {
 
 // Tables grow in few steps, since a graph holds their stride.
 int64_t stride_of(int64_t blocks) {
-  constexpr uint64_t kLeast = 8;
+  constexpr uint64_t kLeast = 64;
   return blocks == 0
              ? 0
              : static_cast<int64_t>(std::bit_ceil(std::max(static_cast<uint64_t>(blocks), kLeast)));
@@ -40,23 +40,28 @@ class CudaModel final : public Model {
         layers_(std::move(weights), context_, progress),
         arrays_(backend_.device_memory()),
         logits_(backend_.memory()),
-        likeliest_(backend_.memory()),
+        tokens_(backend_.memory()),
         sampling_(backend_.memory()),
-        likeliest_host_(pinned_) {
+        tokens_host_(pinned_) {
     backend_.stream().synchronize();
   }
 
   const ModelConfig& config() const override { return config_; }
   DType activation_dtype() const override { return backend_.dtype(); }
   StageTimes& stage_times() override { return times_; }
+  bool draws_tokens() const override { return true; }
   void time_stages(bool on) override { backend_.clock().turn(on); }
   int64_t weight_bytes() const override { return layers_.weight_bytes(); }
   Memory& memory() override { return backend_.memory(); }
 
   void reserve(const PassLimits& limits) override;
+  void prepare(const StateView& state, int64_t sequences) override;
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
 
  private:
+  // Enqueues a pass: captured or replayed where it is a step.
+  void run(const Batch& batch, std::span<const TokenDraw> draws, const StateView& state,
+           const PassPlaces& places);
   void enqueue();
   void reserve_outputs(int64_t rows);
 
@@ -69,17 +74,17 @@ class CudaModel final : public Model {
   LayerStack layers_;
   StepArrays arrays_;
   Graphs graphs_;
-  Scratch<float> logits_;       // [logits, vocab]
-  Scratch<int32_t> likeliest_;  // [logits]
+  Scratch<float> logits_;    // [logits, vocab]
+  Scratch<int32_t> tokens_;  // [logits]
   Scratch<std::byte> sampling_;
-  Scratch<int32_t> likeliest_host_;
+  Scratch<int32_t> tokens_host_;
   StageTimes times_;
 };
 
 void CudaModel::reserve_outputs(int64_t rows) {
   logits_.get(rows * config_.vocab_size);
-  likeliest_.get(rows);
-  likeliest_host_.get(rows);
+  tokens_.get(rows);
+  tokens_host_.get(rows);
   sampling_.get(cuda::sample_workspace_bytes(rows, config_.vocab_size, false));
 }
 
@@ -97,7 +102,7 @@ void CudaModel::reserve(const PassLimits& limits) {
   backend_.reserve_attention({.tokens = tokens, .sequences = sequences, .context = limits.context},
                              1);
   const int32_t start = 0;
-  arrays_.assign({.query_start = {&start, 1}}, {.tokens = tokens, .logits = logits}, stream());
+  arrays_.assign({.query_start = {&start, 1}}, {}, {.tokens = tokens, .logits = logits}, stream());
   const std::vector<RecurrentState> recurrent(static_cast<size_t>(config_.recurrent_layers()));
   const std::vector<void*> absent(
       static_cast<size_t>(std::max(config_.recurrent_layers(), config_.attention_layers())));
@@ -130,7 +135,9 @@ void CudaModel::enqueue() {
     cuda::sample({.logits = {logits, config_.vocab_size, DType::kFloat32},
                   .rows = a.logits,
                   .vocab = config_.vocab_size,
-                  .token = likeliest_.get(0),
+                  .sampling = arrays_.sampling(),
+                  .position = arrays_.drawn_position(),
+                  .token = tokens_.get(0),
                   .workspace = sampling_.get(0)},
                  stream());
   }
@@ -144,34 +151,54 @@ void CudaModel::enqueue() {
   cuda::commit_prefills(batch, state.cursors, stream());
 }
 
+// Steps of padding alone choose the products' algorithms and are captured.
+void CudaModel::prepare(const StateView& state, int64_t sequences) {
+  const int32_t start = 0;
+  for (int64_t bucket = 1; bucket <= bucket_of(sequences); bucket = bucket_of(bucket + 1)) {
+    const PassPlaces places{.tokens = bucket,
+                            .sequences = bucket,
+                            .logits = bucket,
+                            .block_table_stride = stride_of(state.kv_keys.empty() ? 0 : 1)};
+    for (int pass = 0; pass < 2; ++pass) {
+      run({.query_start = {&start, 1}}, {}, state, places);
+      backend_.stream().synchronize();
+    }
+  }
+}
+
+void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const StateView& state,
+                    const PassPlaces& places) {
+  reserve_outputs(places.logits);
+  arrays_.assign(batch, draws, places, stream());
+  context_.arrays = arrays_.arrays();
+  context_.arrays.block_size = state.kv_block_size;
+  context_.state = &state;
+  const bool steps = context_.arrays.decodes == places.sequences &&
+                     places.tokens == places.sequences && places.logits == places.sequences;
+  if (!steps) return enqueue();
+  graphs_.run(pass_key(places, state, backend_.clock().on()), backend_.device_memory().releases(),
+              stream(), [&] { enqueue(); });
+}
+
 void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
   check_pass(batch, state, config_);
-  if (state.emulation) fail("emulated storage formats: expected --device cpu, got cuda");
+  if (state.emulation) fail("emulated storage formats: expected device cpu, got cuda");
   const auto tokens = static_cast<int64_t>(batch.token_ids.size());
   if (tokens == 0) return;
   const int64_t sequences = batch.sequences();
   const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
-  const bool steps = batch.decodes == sequences && tokens == sequences && rows == sequences;
   PassPlaces places{.tokens = tokens,
                     .sequences = sequences,
                     .logits = rows,
-                    .block_table_stride = stride_of(batch.block_table_stride)};
-  if (steps) places.tokens = places.sequences = places.logits = bucket_of(sequences);
-  reserve_outputs(places.logits);
-  arrays_.assign(batch, places, stream());
-  context_.arrays = arrays_.arrays();
-  context_.arrays.block_size = state.kv_block_size;
-  context_.state = &state;
-  if (steps) {
-    graphs_.run(pass_key(places, state, backend_.clock().on()), backend_.device_memory().releases(),
-                stream(), [&] { enqueue(); });
-  } else {
-    enqueue();
-  }
-  if (rows > 0 && output.likeliest) {
-    int32_t* pinned = likeliest_host_.get(0);
-    backend_.memory().read(pinned, likeliest_.get(0), rows * static_cast<int64_t>(sizeof *pinned));
-    std::copy_n(pinned, rows, output.likeliest);
+                    .block_table_stride = stride_of(batch.block_table_stride),
+                    .draws = !output.draws.empty()};
+  if (batch.decodes == sequences && tokens == sequences && rows == sequences)
+    places.tokens = places.sequences = places.logits = bucket_of(sequences);
+  run(batch, output.draws, state, places);
+  if (rows > 0 && output.tokens) {
+    int32_t* pinned = tokens_host_.get(0);
+    backend_.memory().read(pinned, tokens_.get(0), rows * static_cast<int64_t>(sizeof *pinned));
+    std::copy_n(pinned, rows, output.tokens);
   }
   if (rows > 0 && output.logits) {
     backend_.memory().read(output.logits, logits_.get(0),

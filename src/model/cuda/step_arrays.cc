@@ -44,6 +44,8 @@ int64_t bytes_of(const PassPlaces& places) {
   packer.pack<int64_t>({}, places.sequences, 0);
   packer.pack<int32_t>({}, places.logits, 0);
   packer.pack<int32_t>({}, places.sequences * places.block_table_stride, 0);
+  packer.pack<cuda::SamplingRow>({}, places.logits, {});
+  packer.pack<int64_t>({}, places.logits, 0);
   return packer.bytes();
 }
 
@@ -58,7 +60,8 @@ void StepArrays::reserve(const PassPlaces& places) {
   device_ = Buffer(bytes, memory_);
 }
 
-void StepArrays::assign(const Batch& batch, const PassPlaces& places, cudaStream_t stream) {
+void StepArrays::assign(const Batch& batch, std::span<const TokenDraw> draws,
+                        const PassPlaces& places, cudaStream_t stream) {
   const int64_t sequences = batch.sequences();
   const auto tokens = static_cast<int64_t>(batch.token_ids.size());
   const auto logits = static_cast<int64_t>(batch.logit_tokens.size());
@@ -94,6 +97,22 @@ void StepArrays::assign(const Batch& batch, const PassPlaces& places, cudaStream
   arrays_.block_table = packer.pack<int32_t>(table, places.sequences * stride, -1);
   arrays_.block_table_stride = stride;
   arrays_.longest_window = longest;
+  std::vector<cuda::SamplingRow> rows;
+  std::vector<int64_t> positions;
+  for (const TokenDraw& draw : draws) {
+    rows.push_back({.temperature = draw.temperature,
+                    .top_p = draw.top_p,
+                    .min_p = draw.min_p,
+                    .seed = draw.seed,
+                    .top_k = draw.top_k});
+    positions.push_back(draw.position);
+  }
+  sampling_ = nullptr;
+  drawn_position_ = nullptr;
+  if (places.draws) {
+    sampling_ = packer.pack<cuda::SamplingRow>(rows, places.logits, {});
+    drawn_position_ = packer.pack<int64_t>(positions, places.logits, 0);
+  }
   cuda::check_cuda(
       cudaMemcpyAsync(device_.as<void>(), host_.as<void>(), static_cast<size_t>(packer.bytes()),
                       cudaMemcpyHostToDevice, stream),

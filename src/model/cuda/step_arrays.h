@@ -3,6 +3,7 @@
 
 #include "model/backend.h"
 #include "ops/cuda/device.h"
+#include "ops/cuda/sampling.h"
 
 namespace replayssm {
 
@@ -13,6 +14,7 @@ struct PassPlaces {
   int64_t sequences = 0;
   int64_t logits = 0;
   int64_t block_table_stride = 0;
+  bool draws = false;  // tokens are drawn
 
   bool operator==(const PassPlaces&) const = default;
 };
@@ -25,10 +27,14 @@ class StepArrays {
 
   // Enqueues the copy. Places beyond the batch hold tokens of id -1, empty windows in slot -1 and
   // logits of row -1. The copy before must have ended.
-  void assign(const Batch& batch, const PassPlaces& places, cudaStream_t stream);
+  void assign(const Batch& batch, std::span<const TokenDraw> draws, const PassPlaces& places,
+              cudaStream_t stream);
 
   const PassArrays& arrays() const { return arrays_; }
   const int32_t* windows() const { return windows_; }  // [sequences] lengths
+  // [logits]; null where nothing is drawn.
+  const cuda::SamplingRow* sampling() const { return sampling_; }
+  const int64_t* drawn_position() const { return drawn_position_; }
 
  private:
   cuda::DeviceMemory& memory_;
@@ -36,6 +42,8 @@ class StepArrays {
   Buffer host_, device_;
   PassArrays arrays_;
   const int32_t* windows_ = nullptr;
+  const cuda::SamplingRow* sampling_ = nullptr;
+  const int64_t* drawn_position_ = nullptr;
 };
 
 }  // namespace replayssm
