@@ -21,6 +21,49 @@ struct ExpertBlock {
   static constexpr int kBytes = kStages * kStage * 2;
 };
 
+// A warp's products of one step in shared memory: `a` and `b` are this lane's rows of the pairs and
+// of the matrix.
+template <class T, class Block, int kRowTiles>
+__device__ inline void multiply_step(const T* a, const T* b,
+                                     float (&sum)[kRowTiles][Block::kColumnTiles][4]) {
+#pragma unroll
+  for (int k = 0; k < Block::kDepth; k += 32) {
+    uint32_t y[Block::kColumnTiles][4];
+#pragma unroll
+    for (int n = 0; n < Block::kColumnTiles; ++n) load_tiles(y[n], b + n * 8 * Block::kStride + k);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t x[4];
+        load_tiles(x, a + m * 16 * Block::kStride + k + half * 16);
+#pragma unroll
+        for (int n = 0; n < Block::kColumnTiles; ++n)
+          multiply_tile<T>(sum[m][n], x, y[n][2 * half], y[n][2 * half + 1]);
+      }
+  }
+}
+
+// column0: of this lane's first.
+template <class Block, int kRowTiles>
+__device__ inline void store_products(const ExpertProductParams& p, const int* pairs, int rows,
+                                      int expert, int column0,
+                                      const float (&sum)[kRowTiles][Block::kColumnTiles][4]) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < Block::kColumnTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = m * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + i / 2 * 8;
+        const int column = column0 + n * 8 + i % 2;
+        if (r >= rows || column >= p.out) continue;
+        float value = sum[m][n][i];
+        if (p.bias) value += p.bias[expert * p.out + column];
+        store_run<1>(p.y.data, p.y.dtype, pairs[r] * p.y.stride + column, &value);
+      }
+}
+
 template <class T, int kRowTiles, int kDepth>
 __global__ void __launch_bounds__(ExpertBlock<kRowTiles, kDepth>::kThreads)
     expert_product_kernel(const __grid_constant__ ExpertProductParams p, ExpertView plan) {
@@ -85,37 +128,10 @@ __global__ void __launch_bounds__(ExpertBlock<kRowTiles, kDepth>::kThreads)
     const T* const a = stage + lane % 16 * Block::kStride + lane / 16 * 8;
     const T* const b = stage + Block::kRows * Block::kStride +
                        (warp * Block::kColumnTiles * 8 + lane % 8) * Block::kStride + lane / 8 * 8;
-#pragma unroll
-    for (int k = 0; k < Block::kDepth; k += 32) {
-      uint32_t y[Block::kColumnTiles][4];
-#pragma unroll
-      for (int n = 0; n < Block::kColumnTiles; ++n)
-        load_tiles(y[n], b + n * 8 * Block::kStride + k);
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          uint32_t q[4];
-          load_tiles(q, a + m * 16 * Block::kStride + k + half * 16);
-#pragma unroll
-          for (int n = 0; n < Block::kColumnTiles; ++n)
-            multiply_tile<T>(sum[m][n], q, y[n][2 * half], y[n][2 * half + 1]);
-        }
-    }
+    multiply_step<T, Block, kRowTiles>(a, b, sum);
   }
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-    for (int n = 0; n < Block::kColumnTiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = m * 16 + lane / 4 + i / 2 * 8;
-        const int column = column0 + (warp * Block::kColumnTiles + n) * 8 + lane % 4 * 2 + i % 2;
-        if (r >= rows || column >= p.out) continue;
-        float value = sum[m][n][i];
-        if (p.bias) value += p.bias[tile.expert * p.out + column];
-        store_run<1>(p.y.data, p.y.dtype, pairs[r] * p.y.stride + column, &value);
-      }
+  store_products<Block, kRowTiles>(p, pairs, rows, tile.expert,
+                                   column0 + warp * Block::kColumnTiles * 8 + lane % 4 * 2, sum);
 }
 
 }  // namespace replayssm::cuda

@@ -44,8 +44,8 @@ struct SampleParams {
 int64_t sample_workspace_bytes(int64_t rows, int64_t vocab, bool penalties);
 
 // Ties go to the lower id. Random numbers are those of engine/sampler.h, and so are the tokens,
-// except where a limit lies within rounding of a sum: top_p within 2^-30 of what a set of tokens
-// has, the drawn number within 2^-45 of where a token's share begins.
+// except where sums in another order fall on another side: where a set of tokens has top_p to
+// within vocab 2^-45, or the drawn number lies that close to where a token's share begins.
 void sample(const SampleParams& params, cudaStream_t stream);
 
 }  // namespace replayssm::cuda

@@ -112,51 +112,61 @@ reference::Values prepared(const InputCase& c, const std::vector<float>& x, int6
                            c.head_dim, c.rotary_dim);
 }
 
+// Nine tokens of three sequences, of which the last is padding, through prepare_attention.
+struct PreparedInputs {
+  static constexpr int64_t kBlock = 4, kTokens = 9, kLive = 8;
+  static constexpr int32_t kTable[] = {2, 9, 9, 9, 9, 9, 1, 3, 0};
+  const std::vector<int64_t> position = {1, 2, 3, 4, 5, 6, 7, 8};  // of the live tokens
+
+  PreparedInputs(const InputCase& c, int64_t gap)
+      : q(kTokens, c.heads * c.head_dim, c.heads * c.head_dim + gap, c.in, 1, 2),
+        k(kTokens, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim + gap, c.in, 2, 2),
+        v(kTokens, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim + gap, c.in, 3, 2),
+        q_norm(random_values(std::max<int64_t>(c.norm_dim, 1), 4)),
+        k_norm(random_values(std::max<int64_t>(c.norm_dim, 1), 5)) {
+    for (int64_t i = 0; i < c.rotary_dim / 2; ++i)
+      frequency.push_back(
+          std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(c.rotary_dim)));
+    const DeviceArray<int32_t> start(std::vector<int32_t>{0, 3, 3, 8}),
+        table(std::vector<int32_t>(std::begin(kTable), std::end(kTable)));
+    const DeviceArray<int64_t> past(std::vector<int64_t>{1, 2, 4});
+    const DeviceArray<float> device_q(q_norm), device_k(k_norm), device_frequency(frequency);
+    // Blocks of the cache as rows of heads: [blocks, kv_heads, block] x head_dim.
+    const OutputRows q_out(kTokens, c.heads * c.head_dim, q.stride, c.cache),
+        keys(4 * c.kv_heads * kBlock, c.head_dim, c.head_dim, c.cache),
+        values(4 * c.kv_heads * kBlock, c.head_dim, c.head_dim, c.cache);
+    cuda::AttentionInputParams p;
+    p.q = q, p.k = k, p.v = v;
+    p.tokens = kTokens;
+    p.heads = c.heads;
+    if (c.norm_dim > 0) p.q_norm = device_q.data(), p.k_norm = device_k.data();
+    p.norm_dim = c.norm_dim;
+    p.eps = 1e-6f;
+    p.inverse_frequency = device_frequency.data();
+    p.rotary_dim = c.rotary_dim;
+    p.cache = {cuda::OutRows(keys).data,
+               cuda::OutRows(values).data,
+               c.cache,
+               kBlock,
+               c.kv_heads,
+               c.head_dim};
+    p.batch = {3, start.data(), past.data(), table.data(), 3};
+    p.q_out = q_out;
+    run_call([&](cudaStream_t stream) { cuda::prepare_attention(p, stream); });
+    got_q = q_out.values(), got_k = keys.values(), got_v = values.values();
+  }
+
+  Rows q, k, v;
+  std::vector<float> q_norm, k_norm, frequency, got_q, got_k, got_v;
+};
+
 void check_inputs(const InputCase& c, int64_t gap) {
   SCOPED_TRACE(::testing::Message() << c.heads << "/" << c.kv_heads << " x " << c.head_dim << " "
                                     << dtype_name(c.in) << " to " << dtype_name(c.cache));
-  constexpr int64_t kBlock = 4, kTokens = 9;  // the last one is padding
-  const std::vector<int32_t> start = {0, 3, 3, 8}, table = {2, 9, 9, 9, 9, 9, 1, 3, 0};
-  const std::vector<int64_t> past = {1, 2, 4};
-  const std::vector<int64_t> position = {1, 2, 3, 4, 5, 6, 7, 8};
-  const DeviceArray<int32_t> device_start(start), device_table(table);
-  const DeviceArray<int64_t> device_past(past);
-  const int64_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-  const Rows q(kTokens, q_width, q_width + gap, c.in, 1, 2),
-      k(kTokens, kv_width, kv_width + gap, c.in, 2, 2),
-      v(kTokens, kv_width, kv_width + gap, c.in, 3, 2);
-  const auto q_norm = random_values(std::max<int64_t>(c.norm_dim, 1), 4),
-             k_norm = random_values(std::max<int64_t>(c.norm_dim, 1), 5);
-  std::vector<float> frequency;
-  for (int64_t i = 0; i < c.rotary_dim / 2; ++i)
-    frequency.push_back(
-        std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(c.rotary_dim)));
-  const DeviceArray<float> device_q(q_norm), device_k(k_norm), device_frequency(frequency);
-  // Blocks of the cache as rows of heads: [blocks, kv_heads, block] x head_dim.
-  const OutputRows q_out(kTokens, q_width, q_width + gap, c.cache),
-      keys(4 * c.kv_heads * kBlock, c.head_dim, c.head_dim, c.cache),
-      values(4 * c.kv_heads * kBlock, c.head_dim, c.head_dim, c.cache);
-  cuda::AttentionInputParams p;
-  p.q = q, p.k = k, p.v = v;
-  p.tokens = kTokens;
-  p.heads = c.heads;
-  if (c.norm_dim > 0) p.q_norm = device_q.data(), p.k_norm = device_k.data();
-  p.norm_dim = c.norm_dim;
-  p.eps = 1e-6f;
-  p.inverse_frequency = device_frequency.data();
-  p.rotary_dim = c.rotary_dim;
-  p.cache = {cuda::OutRows(keys).data,
-             cuda::OutRows(values).data,
-             c.cache,
-             kBlock,
-             c.kv_heads,
-             c.head_dim};
-  p.batch = {3, device_start.data(), device_past.data(), device_table.data(), 3};
-  p.q_out = q_out;
-  run_call([&](cudaStream_t stream) { cuda::prepare_attention(p, stream); });
-
-  const auto live = [&](const Rows& x, int64_t width) {
-    return std::vector<float>(x.values.begin(), x.values.begin() + 8 * width);
+  const PreparedInputs run(c, gap);
+  const auto live = [&](const Rows& x, int64_t heads) {
+    return std::vector<float>(x.values.begin(),
+                              x.values.begin() + PreparedInputs::kLive * heads * c.head_dim);
   };
   // A norm, then two products of which one may cancel the other.
   const auto expect_near = [&](float got, double want, double magnitude) {
@@ -164,31 +174,33 @@ void check_inputs(const InputCase& c, int64_t gap) {
                 magnitude * (static_cast<double>(c.head_dim) / 2 + 32) * 0x1p-24 +
                     std::abs(want) * unit(c.cache) + 0x1p-25);
   };
-  const auto got_q = q_out.values(), got_k = keys.values(), got_v = values.values();
-  const auto want_q = prepared(c, live(q, q_width), c.heads, q_norm, position, frequency);
-  const auto want_k = prepared(c, live(k, kv_width), c.kv_heads, k_norm, position, frequency);
-  for (size_t i = 0; i < got_q.size(); ++i) {
+  const auto want_q =
+      prepared(c, live(run.q, c.heads), c.heads, run.q_norm, run.position, run.frequency);
+  const auto want_k =
+      prepared(c, live(run.k, c.kv_heads), c.kv_heads, run.k_norm, run.position, run.frequency);
+  for (size_t i = 0; i < run.got_q.size(); ++i) {
     if (i < want_q.size()) {
-      expect_near(got_q[i], want_q[i], 8);
+      expect_near(run.got_q[i], want_q[i], 8);
     } else {
-      ASSERT_TRUE(std::isnan(got_q[i])) << "padding " << i;
+      ASSERT_TRUE(std::isnan(run.got_q[i])) << "padding " << i;
     }
   }
-  std::vector<bool> written(got_k.size());
-  for (int64_t t = 0; t < 8; ++t) {
-    const int64_t block = table[(t < 3 ? 0 : 2) * 3 + position[t] / kBlock];
+  std::vector<bool> written(run.got_k.size());
+  for (int64_t t = 0; t < PreparedInputs::kLive; ++t) {
+    constexpr int64_t kBlock = PreparedInputs::kBlock;
+    const int64_t place = run.position[t],
+                  block = PreparedInputs::kTable[(t < 3 ? 0 : 2) * 3 + place / kBlock];
     for (int64_t h = 0; h < c.kv_heads; ++h)
       for (int64_t i = 0; i < c.head_dim; ++i) {
-        const int64_t at =
-            ((block * c.kv_heads + h) * kBlock + position[t] % kBlock) * c.head_dim + i;
+        const int64_t at = ((block * c.kv_heads + h) * kBlock + place % kBlock) * c.head_dim + i;
         const int64_t from = (t * c.kv_heads + h) * c.head_dim + i;
-        expect_near(got_k[at], want_k[from], 8);
-        expect_near(got_v[at], v.values[from], 0);
+        expect_near(run.got_k[at], want_k[from], 8);
+        expect_near(run.got_v[at], run.v.values[from], 0);
         written[at] = true;
       }
   }
   for (size_t i = 0; i < written.size(); ++i)
-    ASSERT_TRUE(written[i] || (std::isnan(got_k[i]) && std::isnan(got_v[i]))) << i;
+    ASSERT_TRUE(written[i] || (std::isnan(run.got_k[i]) && std::isnan(run.got_v[i]))) << i;
 }
 
 TEST(CudaAttention, InputsAreNormedRotatedAndStored) {
