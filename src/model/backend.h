@@ -74,8 +74,8 @@ struct AddNormParams {
   const float* second = nullptr;
   float scale = 1, second_scale = 1;
   const float* weight = nullptr;       // [dim]
-  const int32_t* row_index = nullptr;  // rows of hidden, which then is left as it is; null: all
-  int64_t hidden_rows = 0;             // with row_index
+  const int32_t* row_index = nullptr;  // the rows of hidden that y has, which nobody reads after
+  int64_t hidden_rows = 0;             // that; null: all
   int64_t rows = 0;                    // of y
   int64_t dim = 0;
   float eps = 0;

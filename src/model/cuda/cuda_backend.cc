@@ -1,5 +1,7 @@
 #include "model/cuda/cuda_backend.h"
 
+#include <algorithm>
+
 #include "ops/cuda/conv.h"
 #include "ops/cuda/dense.h"
 #include "ops/cuda/experts.h"
@@ -137,21 +139,29 @@ void CudaBackend::plan_part(AttentionPart& part, int64_t first, int64_t sequence
   cuda::plan_attention(part.shape, part.batch, plan, stream_.get());
 }
 
-void CudaBackend::reserve_attention(const PassLimits& limits, int64_t window) {
+void CudaBackend::reserve_attention(const PassLimits& limits) {
   if (kv_heads_ == 0) return;
-  const auto take = [&](AttentionPart& part, cuda::AttentionShape shape) {
-    shape.max_context = limits.context;
-    shape.heads = heads_;
-    shape.kv_heads = kv_heads_;
-    shape.head_dim = head_dim_;
-    part.plan.get(cuda::attention_plan_bytes(shape));
-    part.workspace.get(cuda::attention_workspace_bytes(shape));
+  // Few sequences and short windows are cut into many ranges: the largest pass is not the neediest.
+  const auto take = [&](AttentionPart& part, int64_t longest_window) {
+    int64_t plan = 0, workspace = 0;
+    for (int64_t sequences = 1; sequences <= limits.sequences; ++sequences) {
+      for (int64_t window = 1; window <= longest_window; window *= 2) {
+        const cuda::AttentionShape shape{.sequences = sequences,
+                                         .tokens = limits.tokens,
+                                         .max_window = window,
+                                         .max_context = limits.context,
+                                         .heads = heads_,
+                                         .kv_heads = kv_heads_,
+                                         .head_dim = head_dim_};
+        plan = std::max(plan, cuda::attention_plan_bytes(shape));
+        workspace = std::max(workspace, cuda::attention_workspace_bytes(shape));
+      }
+    }
+    part.plan.get(plan);
+    part.workspace.get(workspace);
   };
-  for (const int64_t sequences : {int64_t{1}, limits.sequences}) {
-    take(decoding_, {.sequences = sequences, .tokens = sequences * window, .max_window = window});
-    take(prefilling_,
-         {.sequences = sequences, .tokens = limits.tokens, .max_window = limits.tokens});
-  }
+  take(decoding_, 1);
+  take(prefilling_, limits.tokens);
 }
 
 void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& state) {

@@ -19,7 +19,7 @@ class CudaBackend final : public Backend {
   StageClock& clock() { return clock_; }
 
   // Takes what attention needs for passes up to the limits.
-  void reserve_attention(const PassLimits& limits, int64_t window);
+  void reserve_attention(const PassLimits& limits);
 
   Memory& memory() override { return memory_; }
   DType dtype() const override { return dtype_; }

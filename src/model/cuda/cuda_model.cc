@@ -94,13 +94,12 @@ void CudaModel::reserve(const PassLimits& limits) {
   const int64_t tokens = std::max(limits.tokens, sequences);
   const int64_t logits = std::max(limits.logits, sequences);
   constexpr int64_t kBlock = 32;  // the least that a block holds
-  arrays_.reserve({.tokens = tokens,
-                   .sequences = sequences,
-                   .logits = logits,
-                   .block_table_stride = stride_of((limits.context + kBlock - 1) / kBlock)});
+  const int64_t stride = stride_of((limits.context + kBlock - 1) / kBlock);
+  arrays_.reserve(
+      {.tokens = tokens, .sequences = sequences, .logits = logits, .block_table_stride = stride});
   reserve_outputs(logits);
-  backend_.reserve_attention({.tokens = tokens, .sequences = sequences, .context = limits.context},
-                             1);
+  backend_.reserve_attention(
+      {.tokens = tokens, .sequences = sequences, .context = stride * kBlock});
   const int32_t start = 0;
   arrays_.assign({.query_start = {&start, 1}}, {}, {.tokens = tokens, .logits = logits}, stream());
   const std::vector<RecurrentState> recurrent(static_cast<size_t>(config_.recurrent_layers()));
