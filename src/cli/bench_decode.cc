@@ -355,17 +355,30 @@ DecodeReport Bench::report() {
   return report;
 }
 
+DecodeReport measure(const DecodeOptions& options, const LoadedModel& loaded) {
+  Bench bench(options, loaded);
+  bench.run();
+  DecodeReport report = bench.report();
+  report.threads = loaded.threads->size();
+  return report;
+}
+
 }  // namespace
 
 void bench_decode(const DecodeOptions& options) {
   const auto folder = find_model(options.model);
   const LoadedModel loaded = load_model(folder, options.model);
-  Bench bench(options, loaded);
-  bench.run();
-  DecodeReport report = bench.report();
-  report.model = model_name(folder);
-  report.threads = loaded.threads->size();
-  print(options.json ? json(report) : table(report));
+  const std::vector<int64_t> sizes =
+      options.sweep.empty() ? std::vector{options.batch_size} : options.sweep;
+  std::vector<DecodeReport> reports;
+  for (const int64_t size : sizes) {
+    DecodeOptions one = options;
+    one.batch_size = size;
+    reports.push_back(measure(one, loaded));
+    reports.back().model = model_name(folder);
+  }
+  if (options.sweep.empty()) return print(options.json ? json(reports[0]) : table(reports[0]));
+  print(options.json ? sweep_json(reports) : sweep_table(reports));
 }
 
 }  // namespace replayssm::cli

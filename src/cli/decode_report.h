@@ -39,4 +39,8 @@ struct DecodeReport {
 std::string table(const DecodeReport& report);
 std::string json(const DecodeReport& report);
 
+// Several batch sizes: a row each, or all reports as a list.
+std::string sweep_table(const std::vector<DecodeReport>& reports);
+std::string sweep_json(const std::vector<DecodeReport>& reports);
+
 }  // namespace replayssm::cli
