@@ -1,18 +1,7 @@
-// Times the ops around the recurrence on a CUDA device, and speculative decoding by snapshots: cold
-// L2 (layers in turn), CUDA graph, medians.
-//
-//   small_ops_cuda [--batch N,N,...] [--only TEXT]
-//
-// Columns: microseconds per call within a chain of calls, TB/s by the op's own bytes, those as a
-// share of a pure read measured in the same run.
+// Times the ops around the recurrence on a CUDA device, and speculative decoding by snapshots
+// (columns and arguments: op_benchmark.cuh).
 
-#include <cstdio>
-#include <cstdlib>
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "device_benchmark.cuh"
+#include "op_benchmark.cuh"
 #include "ops/cuda/conv.h"
 #include "ops/cuda/gates.h"
 #include "ops/cuda/norms.h"
@@ -30,44 +19,23 @@ constexpr RecurrentShape kMamba64{Family::kMamba2, 128, 8, 64, 128};
 constexpr RecurrentShape kGdn{Family::kGatedDelta, 32, 16, 128, 128};
 constexpr RecurrentShape kKda{Family::kKimiDelta, 32, 32, 128, 128};
 
-// One op at one batch size: the same call over the memory of `layers` layers.
-struct Problem {
-  double bytes = 0;  // of a call
-  std::vector<std::function<void(cudaStream_t)>> layers;
-};
-
-struct Context {
-  int64_t batch = 1;
-  Memory memory;
-
-  // Layers enough that none finds its memory in the cache.
-  int64_t layers(double bytes) const {
-    const double cold = double(int64_t{256} << 20);
-    return std::clamp<int64_t>(static_cast<int64_t>(cold / bytes), 2, 256);
+// Sequences in slots of their own, `window` tokens each, in the middle of their rings.
+SequenceBatch sequences(Context& c, const RingConfig& ring, int64_t window) {
+  std::vector<int32_t> start, slot;
+  std::vector<Cursor> cursors;
+  for (int64_t i = 0; i <= c.batch; ++i) start.push_back(static_cast<int32_t>(i * window));
+  for (int64_t i = 0; i < c.batch; ++i) {
+    slot.push_back(static_cast<int32_t>(c.batch % 7 ? (i * 7 + 3) % c.batch : i));
+    cursors.push_back({.ring_start = 3 + i % 16, .ring_count = 2, .ring_limit = 16});
   }
-  // Sequences in slots of their own, `window` tokens each, in the middle of their rings.
-  SequenceBatch sequences(const RingConfig& ring, int64_t window) {
-    std::vector<int32_t> start, slot;
-    std::vector<Cursor> cursors;
-    for (int64_t i = 0; i <= batch; ++i) start.push_back(static_cast<int32_t>(i * window));
-    for (int64_t i = 0; i < batch; ++i) {
-      slot.push_back(static_cast<int32_t>(batch % 7 ? (i * 7 + 3) % batch : i));
-      cursors.push_back({.ring_start = 3 + i % 16, .ring_count = 2, .ring_limit = 16});
-    }
-    return {batch, memory.upload(start), memory.upload(slot), memory.upload(cursors), ring};
-  }
-};
-
-struct Op {
-  std::string name;
-  std::function<Problem(Context&)> make;
-};
+  return {c.batch, c.memory.upload(start), c.memory.upload(slot), c.memory.upload(cursors), ring};
+}
 
 // `branches`: windows are trees in which each token has that many children.
 Op conv(const char* name, int64_t channels, int64_t window, DType x_dtype, int branches = 0) {
   return {name, [=](Context& c) {
             const RingConfig ring{.buffer_len = 16, .max_window = static_cast<int32_t>(window)};
-            SequenceBatch batch = c.sequences(ring, window);
+            SequenceBatch batch = sequences(c, ring, window);
             if (branches > 0) {
               std::vector<int32_t> parent;
               for (int64_t i = 0; i < c.batch * window; ++i)
@@ -201,7 +169,7 @@ Op snapshot(const char* name, const RecurrentShape& s, int64_t window, DType che
   return {
       name, [=](Context& c) {
         const RingConfig ring{.buffer_len = 1, .max_window = static_cast<int32_t>(window)};
-        const SequenceBatch batch = c.sequences(ring, window);
+        const SequenceBatch batch = sequences(c, ring, window);
         std::vector<int32_t> source;
         for (int64_t i = 0; i < c.batch; ++i) source.push_back(static_cast<int32_t>(i % window));
         const int32_t* sources = c.memory.upload(source);
@@ -226,7 +194,7 @@ Op slots(const char* name, const RecurrentShape& s, bool copy) {
             Problem problem;
             const int64_t states = c.batch * state_elements(s);
             problem.bytes = double(states * (copy ? 8 : 4));
-            SequenceBatch batch = c.sequences({}, 1);
+            SequenceBatch batch = sequences(c, {}, 1);
             std::vector<int32_t> target;
             for (int64_t i = 0; i < c.batch; ++i)
               target.push_back(static_cast<int32_t>(c.batch + i));
@@ -274,61 +242,9 @@ std::vector<Op> ops() {
           slots("slot_clear mamba2 fp32", kMamba64, false)};
 }
 
-void measure(const Op& op, int64_t batch, double ceiling, cudaStream_t stream) {
-  Context context;
-  context.batch = batch;
-  const Problem problem = op.make(context);
-  check(cudaDeviceSynchronize());
-  const int64_t layers = std::ssize(problem.layers), rounds = std::max<int64_t>(1, 32 / layers);
-  cudaGraph_t captured;
-  cudaGraphExec_t graph;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  for (int64_t round = 0; round < rounds; ++round)
-    for (const auto& layer : problem.layers) layer(stream);
-  check(cudaStreamEndCapture(stream, &captured));
-  check(cudaGraphInstantiate(&graph, captured, 0));
-  check(cudaGraphDestroy(captured));
-  const double us = interleaved({graph}, stream, 9)[0] * 1e3 / double(layers * rounds);
-  check(cudaGraphExecDestroy(graph));
-  std::printf("%-30s %5ld %9.2f %7.3f %6.1f%%\n", op.name.c_str(), batch, us,
-              problem.bytes / us * 1e-6, problem.bytes / us * 1e8 / ceiling);
-  std::fflush(stdout);
-}
-
-void run(int argc, char** argv) {
-  std::vector<int64_t> batches{1, 32, 256};
-  std::string only;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (argument == "--only" && i + 1 < argc) {
-      only = argv[++i];
-    } else if (argument == "--batch" && i + 1 < argc) {
-      batches.clear();
-      for (char* next = argv[++i]; *next; next += *next == ',')
-        batches.push_back(std::strtol(next, &next, 10));
-    } else {
-      fail("small_ops_cuda: unknown argument ", argument);
-    }
-  }
-  cudaStream_t stream;
-  check(cudaStreamCreate(&stream));
-  const double ceiling = read_bandwidth(stream);
-  std::printf("pure read %.3f TB/s\n%-30s %5s %9s %7s %7s\n", ceiling * 1e-12, "op", "batch", "us",
-              "TB/s", "share");
-  for (const Op& op : ops()) {
-    if (op.name.find(only) == std::string::npos) continue;
-    for (const int64_t batch : batches) measure(op, batch, ceiling, stream);
-  }
-}
-
 }  // namespace
 }  // namespace replayssm
 
 int main(int argc, char** argv) {
-  try {
-    replayssm::run(argc, argv);
-  } catch (const replayssm::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return replayssm::run_main(replayssm::ops(), {1, 32, 256}, argc, argv);
 }

@@ -16,9 +16,9 @@
 // another: sequence s owns tokens [query_start[s], query_start[s + 1]). A slot of -1 marks padding:
 // nothing is read or written for it and its outputs are zeroed.
 //
-// One step of a model: begin (once), then per layer causal_conv, the gates and recurrent_step, then
-// commit (once). A tree window is committed by compact of every layer before the commit moves the
-// cursors.
+// One step of a model: begin (once), then per layer layer_step, or causal_conv, the gates,
+// recurrent_step and the gated norm one by one, then commit (once). A tree window is committed by
+// compact of every layer before the commit moves the cursors.
 #pragma once
 
 #include <cstdint>
@@ -225,6 +225,72 @@ struct ConvParams {
   const float* bias = nullptr;      // [channels], may be null
   void* inputs = nullptr;           // [slots, conv_rows, channels] activation dtype
   void* y = nullptr;                // [tokens, channels] activation dtype
+};
+
+// The scalar gates of a layer from its raw projections:
+//
+//   Mamba-2      b = clamp(softplus(strength + bias), min, max)   g = b a
+//   Gated Delta  b = sigmoid(strength)                            g = a softplus(decay + bias)
+//   Kimi Delta   b = sigmoid(strength)
+struct ScalarGates {
+  const void* strength = nullptr;  // [tokens, HV] Mamba-2's dt, else beta; projected_dtype
+  const void* decay = nullptr;     // [tokens, HV] Gated Delta's alpha; projected_dtype
+  int64_t stride = 0;              // from token to token, of both
+  const float* bias = nullptr;     // [HV] dt_bias (not Kimi Delta)
+  const float* a = nullptr;        // [HV] -exp(A_log) (not Kimi Delta)
+  float min = 0, max = 0;          // Mamba-2's time_step_limit
+};
+
+enum class GateActivation : uint8_t { kSilu, kSigmoid };
+
+// The gate and the norm behind the recurrence, over groups of consecutive channels of a token:
+// norm(o act(z)) weight where gate_first is set, else (norm(o) weight) act(z), with
+// norm(x) = x / sqrt(mean(x^2) + eps). Without a weight nothing is normalised: o act(z).
+struct OutputNorm {
+  const void* z = nullptr;        // [tokens, HV, V] projected_dtype
+  int64_t z_stride = 0;           // from token to token
+  const float* weight = nullptr;  // [HV V], or [group_dim] if weight_per_group
+  int64_t group_dim = 0;          // divides HV V
+  bool weight_per_group = false;  // the groups share it
+  bool gate_first = false;
+  GateActivation activation = GateActivation::kSilu;
+  float eps = 0;
+};
+
+// The convolution of a layer: ConvParams over channels that are v, k and q side by side.
+struct LayerConv {
+  int64_t channels = 0;           // HV V + 2 H K
+  int64_t v = 0, k = 0, q = 0;    // the first channel of each
+  const void* x = nullptr;        // [tokens, channels] projected_dtype
+  int64_t x_stride = 0;           // from token to token
+  const float* weight = nullptr;  // [conv_kernel, channels]
+  const float* bias = nullptr;    // [channels], may be null
+  void* inputs = nullptr;         // [slots, conv_rows, channels] activation dtype
+};
+
+// One decode step of a whole layer, from what its projection gives to what its output projection
+// takes: causal_conv, the gates, recurrent_step and the gated norm, with the roundings that those
+// have as ops of their own: v, k and q to the activation dtype, all else in fp32.
+struct LayerStepParams {
+  RecurrentShape shape;
+  Route route = Route::kOutputOnly;
+  SequenceBatch batch;
+  RecurrentState state;
+  // Rows that x, z, y and the raw gates have. Those outside all windows are not touched.
+  int64_t tokens = 0;
+  DType projected_dtype = DType::kFloat32;  // float32 or the activation dtype
+  LayerConv conv;
+  ScalarGates gates;
+  // As in RecurrentStepParams.
+  const void* gate = nullptr;
+  int64_t gate_stride = 0;
+  ChannelGate channel_gate;
+  const float* skip = nullptr;
+  StochasticRounding rounding;
+
+  OutputNorm norm;
+  void* y = nullptr;  // [tokens, HV, V]
+  DType y_dtype = DType::kFloat32;
 };
 
 }  // namespace replayssm

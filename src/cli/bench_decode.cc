@@ -38,6 +38,7 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 // The steps as they are run: everything in whole flush cycles.
 struct Plan {
   int64_t block, warmup, steps;
+  int64_t timed;  // more of them, where stages are timed apart
 
   explicit Plan(const DecodeOptions& options) {
     constexpr int64_t kShortestBlock = 16;  // steps; shorter ones would measure the change of route
@@ -45,12 +46,13 @@ struct Plan {
     block = round_up(kShortestBlock, cycle);
     warmup = round_up(std::max<int64_t>(options.warmup_steps, 1), cycle);
     steps = round_up(options.num_steps, block);
+    timed = cycle + 2;
   }
 };
 
 // One block of steps, per step.
 struct Block {
-  double ms = 0, sample_ms = 0;
+  double ms = 0;
   StageTimes stages;
 };
 
@@ -58,20 +60,17 @@ struct Block {
 class RouteRun {
  public:
   RouteRun(Model& model, Route route, const DecodeOptions& options, int64_t context)
-      : model_(model),
-        route_(route),
-        options_(options),
-        rows_(model, {.route = route,
-                      .buffer_len = options.state.buffer_len,
-                      .state_dtype = state_dtype(options.state, model.config()),
-                      .rows = options.batch_size,
-                      .context = context,
-                      .read_dtype = read_dtype(options, route)}) {}
+      : model_(model), route_(route), options_(options), context_(context) {}
 
+  // Takes and gives back the memory of the rows.
+  void open();
+  void close() { rows_.reset(); }
   void prefill(const std::vector<int32_t>& prompts);
   Block run(int64_t steps);
+  // Runs steps whose stages alone count.
+  void time_stages(int64_t steps);
   void record(const Block& block) { blocks_.push_back(block); }
-  RouteResult result(const StateTraffic& traffic) const;
+  RouteResult result(const StateTraffic& traffic);
 
  private:
   void choose(std::span<const float> logits, size_t first);
@@ -80,10 +79,22 @@ class RouteRun {
   Model& model_;
   Route route_;
   const DecodeOptions& options_;
-  Rows rows_;
+  int64_t context_;
+  std::optional<Rows> rows_;
   std::vector<int32_t> next_;  // of each row
   std::vector<Block> blocks_;
+  std::optional<StageTimes> stages_;  // where they were timed apart
 };
+
+void RouteRun::open() {
+  rows_.emplace(model_, RowsOptions{.route = route_,
+                                    .buffer_len = options_.state.buffer_len,
+                                    .state_dtype = state_dtype(options_.state, model_.config()),
+                                    .rows = options_.batch_size,
+                                    .context = context_,
+                                    .max_tokens = options_.limits.batched_tokens(),
+                                    .read_dtype = read_dtype(options_, route_)});
+}
 
 // The next token of row first + i is the likeliest of logits row i.
 void RouteRun::choose(std::span<const float> logits, size_t first) {
@@ -98,13 +109,13 @@ void RouteRun::stagger() {
   const int64_t cycle = options_.state.buffer_len;
   const int64_t spread = std::min(cycle, options_.batch_size);
   for (int64_t row = 0; row < options_.batch_size; ++row) {
-    rows_.cursor(row).ring_limit = static_cast<int32_t>(1 + row * cycle / spread % cycle);
+    rows_->set_ring_limit(row, static_cast<int32_t>(1 + row * cycle / spread % cycle));
   }
 }
 
 // `prompts`: [batch, prompt_len]. As many rows together as fit a pass, or one row in pieces.
 void RouteRun::prefill(const std::vector<int32_t>& prompts) {
-  rows_.reset();
+  rows_->reset();
   next_.resize(options_.batch_size);
   const int64_t length = options_.prompt_len;
   const int64_t together = std::max<int64_t>(1, options_.limits.batched_tokens() / length);
@@ -120,57 +131,51 @@ void RouteRun::prefill(const std::vector<int32_t>& prompts) {
         wanted.push_back(static_cast<int32_t>((row - first + 1) * tokens - 1));
       }
       if (begin + tokens < length) wanted.clear();
-      choose(rows_.prefill(windows, wanted), static_cast<size_t>(first));
+      choose(rows_->prefill(windows, wanted), static_cast<size_t>(first));
     }
   }
   stagger();
 }
 
 Block RouteRun::run(int64_t steps) {
-  Clock::duration sampling{};
   model_.stage_times() = {};
   const auto start = Clock::now();
   for (int64_t step = 0; step < steps; ++step) {
-    const auto logits = rows_.decode(next_);
-    const auto computed = Clock::now();
-    choose(logits, 0);
-    sampling += Clock::now() - computed;
+    const auto tokens = rows_->decode_greedy(next_);
+    if (std::ranges::count(tokens, -1) > 0) fail("step ", step, ": logits that are no numbers");
+    next_.assign(tokens.begin(), tokens.end());
   }
   const auto count = static_cast<double>(steps);
-  const StageTimes& s = model_.stage_times();
-  const double to_ms = 1e3 / count;
-  return {.ms = milliseconds(Clock::now() - start) / count,
-          .sample_ms = milliseconds(sampling) / count,
-          .stages = {.embed = s.embed * to_ms,
-                     .norm = s.norm * to_ms,
-                     .matmul = s.matmul * to_ms,
-                     .conv = s.conv * to_ms,
-                     .ssm = s.ssm * to_ms,
-                     .attention = s.attention * to_ms,
-                     .other = s.other * to_ms}};
+  Block block{.ms = milliseconds(Clock::now() - start) / count, .stages = {}};
+  for (const Stage stage : kStages) {
+    block.stages[stage] = model_.stage_times()[stage] * 1e3 / count;
+  }
+  return block;
 }
 
-RouteResult RouteRun::result(const StateTraffic& traffic) const {
+void RouteRun::time_stages(int64_t steps) {
+  model_.time_stages(true);
+  run(2);  // what happens once happens here
+  stages_ = run(steps).stages;
+  model_.time_stages(false);
+}
+
+RouteResult RouteRun::result(const StateTraffic& traffic) {
   const auto median_of = [&](auto value) {
     std::vector<double> values;
     values.reserve(blocks_.size());
     for (const Block& block : blocks_) values.push_back(value(block));
     return median(std::move(values));
   };
-  const auto stage = [&](double StageTimes::* member) {
-    return median_of([&](const Block& block) { return block.stages.*member; });
-  };
-  return {.route = route_,
-          .ms_per_step = median_of([](const Block& block) { return block.ms; }),
-          .stages = {.embed = stage(&StageTimes::embed),
-                     .norm = stage(&StageTimes::norm),
-                     .matmul = stage(&StageTimes::matmul),
-                     .conv = stage(&StageTimes::conv),
-                     .ssm = stage(&StageTimes::ssm),
-                     .attention = stage(&StageTimes::attention),
-                     .other = stage(&StageTimes::other)},
-          .sample_ms = median_of([](const Block& block) { return block.sample_ms; }),
-          .traffic = traffic};
+  RouteResult result{.route = route_,
+                     .ms_per_step = median_of([](const Block& block) { return block.ms; }),
+                     .stages = {},
+                     .traffic = traffic};
+  for (const Stage stage : kStages) {
+    result.stages[stage] =
+        stages_ ? (*stages_)[stage] : median_of([&](Block block) { return block.stages[stage]; });
+  }
+  return result;
 }
 
 std::vector<int32_t> random_prompts(const DecodeOptions& options, int64_t vocab) {
@@ -199,22 +204,27 @@ class Bench {
  public:
   Bench(const DecodeOptions& options, const LoadedModel& loaded);
   void run();
-  DecodeReport report() const;
+  DecodeReport report();
 
  private:
+  void run_interleaved(const std::vector<int32_t>& prompts);
+  void run_apart(const std::vector<int32_t>& prompts);
   void measure_bandwidth();
 
   const DecodeOptions& options_;
   Plan plan_;
   Model& model_;
+  bool on_device_;
   int64_t checkpoint_bytes_;
-  BandwidthProbe probe_;
+  int64_t probe_bytes_;
+  std::optional<BandwidthProbe> probe_;  // of the host
   std::vector<std::unique_ptr<RouteRun>> routes_;
   std::vector<Bandwidth> bandwidth_;
 };
 
 constexpr std::array kRoutes = {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly};
 constexpr int64_t kLeastProbeBytes = int64_t{256} << 20;  // beyond any cache
+constexpr int64_t kDeviceProbeBytes = int64_t{2} << 30;
 
 int64_t all_checkpoint_bytes(const DecodeOptions& options, const Model& model) {
   return static_cast<int64_t>(step_traffic(options, model, Route::kConventional).read_modify_write /
@@ -230,8 +240,9 @@ int64_t all_read_copy_bytes(const DecodeOptions& options, const Model& model) {
 }
 
 // The system hands out more memory than it has, and ends the program once that is used.
-int64_t checked_checkpoint_bytes(const DecodeOptions& options, const Model& model) {
+int64_t checked_checkpoint_bytes(const DecodeOptions& options, bool on_device, const Model& model) {
   const int64_t bytes = all_checkpoint_bytes(options, model);
+  if (on_device) return bytes;
   const int64_t copies = all_read_copy_bytes(options, model);
   const double needed = static_cast<double>(bytes) * (kRoutes.size() + 1) +  // and the probe
                         static_cast<double>(copies) * (kRoutes.size() - 1);
@@ -249,12 +260,14 @@ Bench::Bench(const DecodeOptions& options, const LoadedModel& loaded)
     : options_(options),
       plan_(options),
       model_(*loaded.model),
-      checkpoint_bytes_(checked_checkpoint_bytes(options, model_)),
-      probe_(std::max(checkpoint_bytes_, kLeastProbeBytes), *loaded.threads) {
+      on_device_(model_.memory().capacity().total > 0),
+      checkpoint_bytes_(checked_checkpoint_bytes(options, on_device_, model_)),
+      probe_bytes_(on_device_ ? kDeviceProbeBytes : std::max(checkpoint_bytes_, kLeastProbeBytes)) {
+  if (!on_device_) probe_.emplace(probe_bytes_, *loaded.threads);
   if (options.state.read_dtype)
     check_read_copy(*options.state.read_dtype, state_dtype(options.state, model_.config()),
                     Route::kOutputOnly);
-  const int64_t context = options.prompt_len + plan_.warmup + plan_.steps;
+  const int64_t context = options.prompt_len + plan_.warmup + plan_.steps + plan_.timed;
   const int64_t limit = model_.config().max_positions;
   if (limit > 0 && context > limit) {
     fail("--prompt-len, --warmup-steps and --num-steps: expected at most ", limit,
@@ -266,15 +279,22 @@ Bench::Bench(const DecodeOptions& options, const LoadedModel& loaded)
 }
 
 void Bench::measure_bandwidth() {
+  if (!probe_) return bandwidth_.push_back(cuda_bandwidth(probe_bytes_));
   constexpr int kPasses = 5;
   for (int pass = 0; pass < kPasses; ++pass) {
-    bandwidth_.push_back(probe_.sample());
+    bandwidth_.push_back(probe_->sample());
   }
 }
 
 void Bench::run() {
   const std::vector<int32_t> prompts = random_prompts(options_, model_.config().vocab_size);
+  on_device_ ? run_apart(prompts) : run_interleaved(prompts);
+}
+
+// The routes' blocks take turns: what else happens on the host meets all of them.
+void Bench::run_interleaved(const std::vector<int32_t>& prompts) {
   const int64_t blocks = plan_.steps / plan_.block;
+  for (auto& route : routes_) route->open();
   Progress progress("decoding");
   for (int64_t repeat = 0; repeat < options_.repeats; ++repeat) {
     measure_bandwidth();
@@ -293,7 +313,28 @@ void Bench::run() {
   measure_bandwidth();
 }
 
-DecodeReport Bench::report() const {
+// One route at a time has the device's memory.
+void Bench::run_apart(const std::vector<int32_t>& prompts) {
+  const int64_t blocks = plan_.steps / plan_.block;
+  const int64_t total = options_.repeats * std::ssize(routes_);
+  measure_bandwidth();
+  Progress progress("decoding");
+  int64_t done = 0;
+  for (auto& route : routes_) {
+    route->open();
+    for (int64_t repeat = 0; repeat < options_.repeats; ++repeat) {
+      route->prefill(prompts);
+      route->run(plan_.warmup);
+      for (int64_t block = 0; block < blocks; ++block) route->record(route->run(plan_.block));
+      progress.update(++done, total);
+    }
+    route->time_stages(options_.state.buffer_len);
+    route->close();
+  }
+  measure_bandwidth();
+}
+
+DecodeReport Bench::report() {
   DecodeReport report{.dtype = model_.activation_dtype(),
                       .state_dtype = state_dtype(options_.state, model_.config()),
                       .read_dtype = options_.state.read_dtype,
@@ -306,11 +347,19 @@ DecodeReport Bench::report() const {
                       .block_steps = plan_.block,
                       .checkpoint_bytes = checkpoint_bytes_,
                       .read_copy_bytes = all_read_copy_bytes(options_, model_),
-                      .probe_bytes = probe_.bytes(),
+                      .probe_bytes = probe_bytes_,
                       .bandwidth = median(bandwidth_)};
   for (size_t i = 0; i < routes_.size(); ++i) {
     report.results.push_back(routes_[i]->result(step_traffic(options_, model_, kRoutes[i])));
   }
+  return report;
+}
+
+DecodeReport measure(const DecodeOptions& options, const LoadedModel& loaded) {
+  Bench bench(options, loaded);
+  bench.run();
+  DecodeReport report = bench.report();
+  report.threads = loaded.threads->size();
   return report;
 }
 
@@ -319,12 +368,17 @@ DecodeReport Bench::report() const {
 void bench_decode(const DecodeOptions& options) {
   const auto folder = find_model(options.model);
   const LoadedModel loaded = load_model(folder, options.model);
-  Bench bench(options, loaded);
-  bench.run();
-  DecodeReport report = bench.report();
-  report.model = model_name(folder);
-  report.threads = loaded.threads->size();
-  print(options.json ? json(report) : table(report));
+  const std::vector<int64_t> sizes =
+      options.sweep.empty() ? std::vector{options.batch_size} : options.sweep;
+  std::vector<DecodeReport> reports;
+  for (const int64_t size : sizes) {
+    DecodeOptions one = options;
+    one.batch_size = size;
+    reports.push_back(measure(one, loaded));
+    reports.back().model = model_name(folder);
+  }
+  if (options.sweep.empty()) return print(options.json ? json(reports[0]) : table(reports[0]));
+  print(options.json ? sweep_json(reports) : sweep_table(reports));
 }
 
 }  // namespace replayssm::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cli/options.h"
 
@@ -13,7 +14,8 @@ struct DecodeOptions {
   LimitOptions limits;
   uint64_t seed = 0;  // of the prompts
   int64_t batch_size = 1;
-  int64_t num_steps = 128;  // measured, per route and repeat
+  std::vector<int64_t> sweep;  // batch sizes to run one after another, in place of batch_size
+  int64_t num_steps = 128;     // measured, per route and repeat
   int64_t warmup_steps = 16;
   int64_t repeats = 3;
   int64_t prompt_len = 32;

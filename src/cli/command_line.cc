@@ -72,6 +72,7 @@ void add_generate(CLI::App& parent, Command& command) {
   add_read_dtype(app, options->state);
   add_max_num_seqs(app, options->limits);
   add_max_num_batched_tokens(app, options->limits);
+  add_gpu_memory_utilization(app, options->limits);
   add_number(app, "--max-model-len", options->limits.max_model_len, 1, kMostTokens,
              "Longest prompt and output together")
       ->default_str("the model's own limit");
@@ -110,6 +111,18 @@ void add_bench_decode(CLI::App& parent, Command& command) {
   const auto options = std::make_shared<DecodeOptions>();
   add_model(app, options->model);
   add_number(app, "--batch-size", options->batch_size, 1, kMostSequences, "Sequences");
+  app.add_option_function<std::string>(
+         "--sweep",
+         [options](const std::string& text) {
+           options->sweep = parse_list("--sweep", text, false);
+           for (const int64_t size : options->sweep) {
+             if (size < 1 || size > kMostSequences) {
+               fail("--sweep: expected batch sizes from 1 to ", kMostSequences, ", got ", size);
+             }
+           }
+         },
+         "These batch sizes one after another, a row of the table each")
+      ->type_name("N,N,...");
   add_number(app, "--num-steps", options->num_steps, 1, kMostTokens,
              "Measured steps per route and repeat, rounded up to whole flush cycles");
   add_number(app, "--warmup-steps", options->warmup_steps, 0, kMostTokens,

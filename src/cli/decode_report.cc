@@ -21,7 +21,7 @@ std::array<std::pair<const char*, double>, 8> stage_list(const RouteResult& resu
            {"ssm", s.ssm},
            {"attention", s.attention},
            {"other", s.other},
-           {"sample", result.sample_ms}}};
+           {"sample", s.sample}}};
 }
 
 double ssm_bandwidth(const RouteResult& result) {
@@ -86,7 +86,9 @@ std::string table(const DecodeReport& report) {
   return text + "\n";
 }
 
-std::string json(const DecodeReport& report) {
+namespace {
+
+nlohmann::ordered_json document_of(const DecodeReport& report) {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   for (const RouteResult& result : report.results) {
     const SpeedUp gain = speed_up(report, result);
@@ -102,29 +104,55 @@ std::string json(const DecodeReport& report) {
                        {"ssm_speedup", gain.ssm},
                        {"predicted_ssm_speedup", gain.predicted_ssm}});
   }
-  const nlohmann::ordered_json document{
-      {"model", report.model},
-      {"dtype", dtype_name(report.dtype)},
-      {"mamba_ssm_cache_dtype", dtype_name(report.state_dtype)},
-      {"replayssm_read_dtype", report.read_dtype
-                                   ? nlohmann::ordered_json(dtype_name(*report.read_dtype))
-                                   : nlohmann::ordered_json(nullptr)},
-      {"replayssm_buffer_len", report.buffer_len},
-      {"threads", report.threads},
-      {"batch_size", report.batch_size},
-      {"prompt_len", report.prompt_len},
-      {"warmup_steps", report.warmup_steps},
-      {"num_steps", report.num_steps},
-      {"repeats", report.repeats},
-      {"block_steps", report.block_steps},
-      {"checkpoint_bytes", report.checkpoint_bytes},
-      {"read_copy_bytes", report.read_copy_bytes},
-      {"bandwidth",
-       {{"bytes", report.probe_bytes},
-        {"read_gb_per_second", report.bandwidth.read / kGiga},
-        {"read_modify_write_gb_per_second", report.bandwidth.read_modify_write / kGiga}}},
-      {"results", results}};
-  return document.dump(2) + "\n";
+  return {{"model", report.model},
+          {"dtype", dtype_name(report.dtype)},
+          {"mamba_ssm_cache_dtype", dtype_name(report.state_dtype)},
+          {"replayssm_read_dtype", report.read_dtype
+                                       ? nlohmann::ordered_json(dtype_name(*report.read_dtype))
+                                       : nlohmann::ordered_json(nullptr)},
+          {"replayssm_buffer_len", report.buffer_len},
+          {"threads", report.threads},
+          {"batch_size", report.batch_size},
+          {"prompt_len", report.prompt_len},
+          {"warmup_steps", report.warmup_steps},
+          {"num_steps", report.num_steps},
+          {"repeats", report.repeats},
+          {"block_steps", report.block_steps},
+          {"checkpoint_bytes", report.checkpoint_bytes},
+          {"read_copy_bytes", report.read_copy_bytes},
+          {"bandwidth",
+           {{"bytes", report.probe_bytes},
+            {"read_gb_per_second", report.bandwidth.read / kGiga},
+            {"read_modify_write_gb_per_second", report.bandwidth.read_modify_write / kGiga}}},
+          {"results", results}};
+}
+
+}  // namespace
+
+std::string json(const DecodeReport& report) { return document_of(report).dump(2) + "\n"; }
+
+std::string sweep_json(const std::vector<DecodeReport>& reports) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const DecodeReport& report : reports) list.push_back(document_of(report));
+  return list.dump(2) + "\n";
+}
+
+std::string sweep_table(const std::vector<DecodeReport>& reports) {
+  const DecodeReport& first = reports.front();
+  std::string text =
+      fmt::format("{}: {} activations, {} state, buffer {}, prompt {}\n\n{:>6}", first.model,
+                  dtype_name(first.dtype), dtype_name(first.state_dtype), first.buffer_len,
+                  first.prompt_len, "batch");
+  for (const RouteResult& result : first.results)
+    text += fmt::format("{:>18}{:>12}{:>10}", route_name(result.route), "tokens/s", "speed-up");
+  for (const DecodeReport& report : reports) {
+    text += fmt::format("\n{:>6}", report.batch_size);
+    for (const RouteResult& result : report.results) {
+      text += fmt::format("{:>15.3f} ms{:>12.1f}{:>10.3f}", result.ms_per_step,
+                          tokens_per_second(report, result), speed_up(report, result).step);
+    }
+  }
+  return text + "\n";
 }
 
 }  // namespace replayssm::cli

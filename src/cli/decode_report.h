@@ -17,7 +17,6 @@ struct RouteResult {
   Route route = Route::kConventional;
   double ms_per_step = 0;
   StageTimes stages;     // milliseconds
-  double sample_ms = 0;  // choosing the next tokens
   StateTraffic traffic;  // computed: of all rows and layers
 };
 
@@ -39,5 +38,9 @@ struct DecodeReport {
 
 std::string table(const DecodeReport& report);
 std::string json(const DecodeReport& report);
+
+// Several batch sizes: a row each, or all reports as a list.
+std::string sweep_table(const std::vector<DecodeReport>& reports);
+std::string sweep_json(const std::vector<DecodeReport>& reports);
 
 }  // namespace replayssm::cli

@@ -110,6 +110,9 @@ void add_model(CLI::App& app, ModelOptions& options) {
              "Activations, KV cache and ring; auto = bfloat16", [&](const std::string& name) {
                if (name != "auto") options.dtype = dtype_named(name);
              });
+  add_choice(app, "--load-format", {"auto", "dummy"}, "auto",
+             "Weights; dummy = random ones, MODEL may be a published model's shape",
+             [&](const std::string& name) { options.dummy_weights = name == "dummy"; });
   add_cpu(app, options.threads);
 }
 
@@ -151,6 +154,19 @@ void add_max_num_batched_tokens(CLI::App& app, LimitOptions& options) {
   add_number(app, "--max-num-batched-tokens", options.max_num_batched_tokens, 1, kMostTokens,
              "Tokens of one forward pass; longer prompts are cut")
       ->default_str("512");
+}
+
+void add_gpu_memory_utilization(CLI::App& app, LimitOptions& options) {
+  app.add_option_function<double>(
+         "--gpu-memory-utilization",
+         [&](double value) {
+           if (!(value > 0 && value <= 1))  // a NaN is neither
+             fail("--gpu-memory-utilization: expected more than 0 and at most 1, got ", value);
+           options.gpu_memory_utilization = value;
+         },
+         "Part of a CUDA device's memory for weights, states and KV cache")
+      ->type_name("X")
+      ->default_str("0.9");
 }
 
 }  // namespace replayssm::cli

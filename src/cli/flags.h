@@ -59,5 +59,6 @@ void add_state(CLI::App& app, StateOptions& options);
 void add_route(CLI::App& app, RouteOptions& options);
 void add_max_num_seqs(CLI::App& app, LimitOptions& options);
 void add_max_num_batched_tokens(CLI::App& app, LimitOptions& options);
+void add_gpu_memory_utilization(CLI::App& app, LimitOptions& options);
 
 }  // namespace replayssm::cli

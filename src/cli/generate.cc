@@ -9,6 +9,7 @@
 #include "cli/setup.h"
 #include "core/check.h"
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
 
 namespace replayssm::cli {
 namespace {
@@ -94,7 +95,8 @@ EngineOptions engine_options(const GenerateOptions& options, const ModelConfig& 
           .read_dtype = options.state.read_dtype,
           .max_num_seqs = options.limits.max_num_seqs,
           .max_num_batched_tokens = options.limits.batched_tokens(),
-          .max_model_len = options.limits.max_model_len};
+          .max_model_len = options.limits.max_model_len,
+          .memory_utilization = options.limits.gpu_memory_utilization};
 }
 
 Timing run(Engine& engine, const GenerateOptions& options, const Tokenizer& tokenizer,
@@ -126,6 +128,7 @@ void generate(const GenerateOptions& options) {
   const auto prompts = read_prompts(options, folder, tokenizer);
   const LoadedModel loaded = load_model(folder, options.model);
   Engine engine(*loaded.model, &tokenizer, engine_options(options, loaded.model->config()));
+  if (engine.memory_plan().total > 0) spdlog::info(to_string(engine.memory_plan()));
   for (const std::vector<int32_t>& prompt : prompts) {
     engine.add({.prompt = prompt,
                 .sampling = options.sampling,

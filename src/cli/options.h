@@ -15,6 +15,7 @@ struct ModelOptions {
   std::string device = "auto";  // auto | cpu | cuda
   std::optional<DType> dtype;   // of activations, KV and ring; none = auto
   int threads = 0;              // 0 = one per available core
+  bool dummy_weights = false;   // random ones; a bundled shape's name is a model too
 };
 
 struct StateOptions {
@@ -34,6 +35,7 @@ struct LimitOptions {
   int64_t max_num_seqs = 8;
   int64_t max_num_batched_tokens = 0;  // 0 = 512, or max_num_seqs where that is more
   int64_t max_model_len = 0;           // 0 = the model's own limit
+  double gpu_memory_utilization = 0.9;
 
   int64_t batched_tokens() const {
     constexpr int64_t kDefault = 512;

@@ -193,8 +193,12 @@ nlohmann::ordered_json json_of(const std::vector<Result>& results) {
 void precision_sweep(const AccuracyOptions& options) {
   check_formats("--read-formats", options.read_formats);
   check_formats("--recurrence-formats", options.recurrence_formats);
-  const auto folder = find_model(options.model);
-  const LoadedModel loaded = load_model(folder, options.model);
+  ModelOptions model = options.model;
+  if (model.device == "cuda")
+    fail("--device: expected auto or cpu for a precision sweep, got cuda");
+  model.device = "cpu";  // formats are emulated there
+  const auto folder = find_model(model);
+  const LoadedModel loaded = load_model(folder, model);
   const TextWindows text = read_windows(options, folder, loaded.model->config());
   Sweep sweep(*loaded.model, options, text);
   const int64_t groups =

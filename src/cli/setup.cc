@@ -16,21 +16,25 @@ namespace {
 namespace fs = std::filesystem;
 
 // Where bundled models lie: beside an installed program, or in the source it was built from.
-std::vector<fs::path> model_folders() {
+// Shapes are configurations of published models, for random weights.
+std::vector<fs::path> model_folders(bool shapes) {
   std::vector<fs::path> folders;
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   if (!error) folders.push_back(program.parent_path().parent_path() / "share/replayssm/models");
   folders.emplace_back(REPLAYSSM_MODELS_DIR);
+  for (fs::path& folder : folders) {
+    if (shapes) folder /= "shapes";
+  }
   return folders;
 }
 
-std::vector<std::string> bundled_models() {
+std::vector<std::string> bundled_models(bool shapes) {
   std::vector<std::string> names;
-  for (const fs::path& folder : model_folders()) {
+  for (const fs::path& folder : model_folders(shapes)) {
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(folder, error)) {
-      if (entry.is_directory()) names.push_back(entry.path().filename());
+      if (fs::exists(entry.path() / "config.json")) names.push_back(entry.path().filename());
     }
   }
   std::ranges::sort(names);
@@ -42,21 +46,23 @@ std::vector<std::string> bundled_models() {
 
 fs::path find_model(const ModelOptions& options) {
   if (options.device == "cuda") {
-    fail("--device: expected auto or cpu, got cuda: this program is built without a CUDA backend");
+    if (const std::string obstacle = cuda_obstacle(); !obstacle.empty())
+      fail("--device: expected auto or cpu, got cuda: ", obstacle);
   }
   const std::string& model = options.model;
   std::error_code error;
   if (fs::is_directory(model, error)) return model;
-  const std::vector<std::string> bundled = bundled_models();
+  const bool shapes = options.dummy_weights;
+  const std::vector<std::string> bundled = bundled_models(shapes);
   if (std::ranges::count(bundled, model) > 0) {
-    for (const fs::path& folder : model_folders()) {
+    for (const fs::path& folder : model_folders(shapes)) {
       if (fs::is_directory(folder / model, error)) return folder / model;
     }
   }
   std::string names;
   for (const std::string& name : bundled) names += (names.empty() ? "" : ", ") + name;
-  fail("MODEL: expected a folder or a bundled model (", names.empty() ? "none here" : names,
-       "), got '", model, "'");
+  fail("MODEL: expected a folder or a bundled ", shapes ? "shape (" : "model (",
+       names.empty() ? "none here" : names, "), got '", model, "'");
 }
 
 std::string model_name(const fs::path& folder) { return fs::canonical(folder).filename(); }
@@ -64,9 +70,17 @@ std::string model_name(const fs::path& folder) { return fs::canonical(folder).fi
 LoadedModel load_model(const fs::path& folder, const ModelOptions& options) {
   LoadedModel loaded;
   loaded.threads = std::make_unique<ThreadPool>(options.threads);
+  const DType dtype = options.dtype.value_or(DType::kBFloat16);
   Progress progress("loading");
-  loaded.model = load_cpu_model(folder, options.dtype.value_or(DType::kBFloat16), *loaded.threads,
-                                [&](int64_t done, int64_t total) { progress.update(done, total); });
+  const ModelSource source{
+      .folder = folder,
+      .dummy_weights = options.dummy_weights,
+      .progress = [&](int64_t done, int64_t total) { progress.update(done, total); }};
+  const bool cuda =
+      options.device == "cuda" || (options.device == "auto" && cuda_obstacle().empty() &&
+                                   cuda_obstacle(load_config(folder)).empty());
+  loaded.model =
+      cuda ? load_cuda_model(source, dtype) : load_cpu_model(source, dtype, *loaded.threads);
   return loaded;
 }
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/check.h"
+#include "engine/memory_plan.h"
 #include "engine/scheduler.h"
-#include "replay/cursor.h"
 
 namespace replayssm {
 namespace {
@@ -75,10 +75,32 @@ EngineOptions checked(EngineOptions options, const ModelConfig& config) {
   if (options.read_dtype) check_read_copy(*options.read_dtype, options.state_dtype, options.route);
   options.max_model_len = model_limit(config, options);
   options.ring.conv_kernel = static_cast<int32_t>(config.conv_kernel);
-  if (options.kv_blocks == 0 && config.attention_layers() > 0) {
-    options.kv_blocks = options.max_num_seqs * KvPool::blocks_for(options.max_model_len);
-  }
   return options;
+}
+
+// Takes what passes need, then divides what is left.
+MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
+  model.reserve({.tokens = options.max_num_batched_tokens,
+                 .sequences = options.max_num_seqs,
+                 .logits = options.max_num_seqs,
+                 .context = options.max_model_len});
+  return plan_memory(model, options);
+}
+
+// Whether the token depends on nothing but the logits and a draw, and nothing else is asked for.
+bool is_plain(const SamplingParams& sampling) {
+  return sampling.repetition_penalty == 1 && sampling.presence_penalty == 0 &&
+         sampling.frequency_penalty == 0 && sampling.logprobs < 0;
+}
+
+TokenDraw draw_of(const Sequence& sequence) {
+  const SamplingParams& sampling = sequence.sampling;
+  return {.temperature = sampling.temperature,
+          .top_p = sampling.top_p,
+          .min_p = sampling.min_p,
+          .top_k = sampling.top_k,
+          .seed = sampling.seed,
+          .position = sequence.size()};
 }
 
 }  // namespace
@@ -89,16 +111,22 @@ struct Engine::Impl {
         tokenizer(used_tokenizer),
         options(checked(given, used_model.config())),
         paged(used_model.config().attention_layers() > 0),
+        plan(reserve_and_plan(used_model, options)),
         slots(used_model.config(), options.ring, options.state_dtype, used_model.activation_dtype(),
-              static_cast<int32_t>(options.max_num_seqs), options.read_dtype),
-        kv(used_model.config(), used_model.activation_dtype(), paged ? options.kv_blocks : 1),
+              static_cast<int32_t>(options.max_num_seqs), options.read_dtype, used_model.memory()),
+        kv(used_model.config(), used_model.activation_dtype(), plan.kv_blocks, used_model.memory()),
         scheduler({options.max_num_seqs, options.max_num_batched_tokens}, slots,
                   paged ? &kv : nullptr),
-        logits(options.max_num_seqs * used_model.config().vocab_size) {}
+        logits(options.max_num_seqs * used_model.config().vocab_size),
+        tokens(options.max_num_seqs) {
+    model.prepare(state(), options.max_num_seqs);
+  }
 
   void check(const Request& request) const;
   void forward(const Schedule& schedule);
-  void commit(const Schedule& schedule);
+  PassOutput output_for(const Schedule& schedule);
+  void count(const Schedule& schedule);
+  SampledToken sample_row(const Sequence& sequence, int64_t row) const;
   std::vector<SampledToken> sample_all(const Schedule& schedule);
   std::vector<RequestOutput> step();
 
@@ -117,11 +145,15 @@ struct Engine::Impl {
   const Tokenizer* tokenizer;
   EngineOptions options;
   bool paged;  // the model has attention layers
+  MemoryPlan plan;
   SlotPool slots;
   KvPool kv;
   Scheduler scheduler;
   BatchArrays arrays;
-  Array<float> logits;  // [max_num_seqs, vocab]
+  Array<float> logits;          // [max_num_seqs, vocab]
+  std::vector<int32_t> tokens;  // [max_num_seqs]
+  std::vector<TokenDraw> draws;
+  bool has_tokens = false;  // the pass at hand gives tokens, no logits
   EngineStats stats;
   int64_t next_id = 0;
 };
@@ -154,42 +186,57 @@ void Engine::Impl::check(const Request& request) const {
 
 void Engine::Impl::forward(const Schedule& schedule) {
   arrays.assign(schedule, paged);
-  for (const auto& [sequence, tokens] : schedule.windows) {
-    begin_step(slots.cursor(sequence->slot), tokens, options.ring);
-  }
-  model.forward(arrays.view(schedule.decodes), state(), logits.data());
+  model.forward(arrays.view(schedule.decodes), state(), output_for(schedule));
 }
 
-void Engine::Impl::commit(const Schedule& schedule) {
-  const auto count = static_cast<int64_t>(schedule.windows.size());
-  for (int64_t i = 0; i < count; ++i) {
+// Tokens where the model can give them, else logits.
+PassOutput Engine::Impl::output_for(const Schedule& schedule) {
+  bool greedy = true;
+  has_tokens = true;
+  draws.clear();
+  for (const auto& [sequence, tokens] : schedule.windows) {
+    if (sequence->computed + tokens < sequence->size()) continue;
+    greedy = greedy && sequence->sampling.temperature == 0;
+    has_tokens = has_tokens && is_plain(sequence->sampling);
+    draws.push_back(draw_of(*sequence));
+  }
+  has_tokens = has_tokens && (greedy || model.draws_tokens());
+  if (!has_tokens) return {.logits = logits.data()};
+  if (greedy) draws.clear();
+  return {.tokens = tokens.data(), .draws = draws};
+}
+
+// What the pass has computed.
+void Engine::Impl::count(const Schedule& schedule) {
+  const auto windows = static_cast<int64_t>(schedule.windows.size());
+  for (int64_t i = 0; i < windows; ++i) {
     const auto& [sequence, tokens] = schedule.windows[i];
-    Cursor& cursor = slots.cursor(sequence->slot);
-    if (i < schedule.decodes) {
-      commit_step(cursor, tokens, options.route);
-      stats.decode_tokens += tokens;
-    } else {
-      commit_prefill(cursor, tokens, options.ring);
-      stats.prefill_tokens += tokens;
-    }
+    (i < schedule.decodes ? stats.decode_tokens : stats.prefill_tokens) += tokens;
     sequence->computed += tokens;
     sequence->prefilling = sequence->computed < sequence->size();
   }
   ++stats.steps;
 }
 
+// The token behind a sequence, whose logits are row `row` of the pass.
+SampledToken Engine::Impl::sample_row(const Sequence& sequence, int64_t row) const {
+  if (has_tokens) {
+    if (tokens[row] < 0) fail("logits: expected a largest one, got NaN or none that is finite");
+    return {.id = tokens[row]};
+  }
+  const int64_t vocab = model.config().vocab_size;
+  return sample({logits.data() + row * vocab, static_cast<size_t>(vocab)}, sequence.sampling,
+                sequence.prompt(), sequence.output(), sequence.size());
+}
+
 // One token for every sequence whose tokens are all computed, in the order of the windows.
 std::vector<SampledToken> Engine::Impl::sample_all(const Schedule& schedule) {
-  const int64_t vocab = model.config().vocab_size;
   std::vector<SampledToken> tokens;
   for (const Window& window : schedule.windows) {
     const Sequence& sequence = *window.sequence;
     if (sequence.prefilling) continue;
-    const std::span row(logits.data() + static_cast<int64_t>(tokens.size()) * vocab,
-                        static_cast<size_t>(vocab));
     try {
-      tokens.push_back(
-          sample(row, sequence.sampling, sequence.prompt(), sequence.output(), sequence.size()));
+      tokens.push_back(sample_row(sequence, std::ssize(tokens)));
     } catch (const Error& error) {
       const int64_t id = sequence.id, position = sequence.size();
       for (const Window& other : schedule.windows) scheduler.preempt(other.sequence->id);
@@ -209,7 +256,7 @@ std::vector<RequestOutput> Engine::Impl::step() {
     for (const Window& window : schedule.windows) scheduler.preempt(window.sequence->id);
     throw;
   }
-  commit(schedule);
+  count(schedule);
   std::vector<SampledToken> tokens = sample_all(schedule);
   std::vector<RequestOutput> outputs;
   for (const Window& window : schedule.windows) {
@@ -258,5 +305,6 @@ int64_t Engine::max_model_len() const { return impl_->options.max_model_len; }
 const EngineStats& Engine::stats() const { return impl_->stats; }
 const SlotPool& Engine::slots() const { return impl_->slots; }
 const KvPool& Engine::kv() const { return impl_->kv; }
+const MemoryPlan& Engine::memory_plan() const { return impl_->plan; }
 
 }  // namespace replayssm

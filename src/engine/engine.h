@@ -23,8 +23,12 @@ struct EngineOptions {
   int64_t max_num_seqs = 8;              // sequences decoded together
   int64_t max_num_batched_tokens = 512;  // tokens of one step; long prompts are cut into chunks
   int64_t max_model_len = 0;             // prompt + output; 0 = the model's own limit
-  int64_t kv_blocks = 0;  // of KvPool::kBlockSize tokens; 0 = all sequences can be full
+  int64_t kv_blocks = 0;  // of KvPool::kBlockSize tokens; 0 = all sequences can be full, or as
+                          // many as fit a device
+  double memory_utilization = 0.9;  // of a device's memory
 };
+
+struct MemoryPlan;  // engine/memory_plan.h
 
 struct Request {
   std::vector<int32_t> prompt;
@@ -73,6 +77,7 @@ class Engine {
   const EngineStats& stats() const;
   const SlotPool& slots() const;
   const KvPool& kv() const;
+  const MemoryPlan& memory_plan() const;
 
  private:
   struct Impl;

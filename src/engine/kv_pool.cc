@@ -21,13 +21,13 @@ int64_t KvPool::bytes_per_block(const ModelConfig& config, DType dtype) {
   return (shape.values ? 2 : 1) * shape.layers * layer_block_bytes(config, dtype);
 }
 
-KvPool::KvPool(const ModelConfig& config, DType dtype, int64_t blocks)
+KvPool::KvPool(const ModelConfig& config, DType dtype, int64_t blocks, Memory& memory)
     : blocks_(blocks), bytes_(blocks * bytes_per_block(config, dtype)) {
   REPLAYSSM_CHECK(blocks >= 1 && blocks <= INT32_MAX, "blocks=", blocks);
   free_.resize(blocks);
   std::iota(free_.rbegin(), free_.rend(), 0);  // block 0 is taken first
   const auto array = [&] {
-    memory_.emplace_back(blocks * layer_block_bytes(config, dtype));
+    memory_.emplace_back(blocks * layer_block_bytes(config, dtype), memory);
     return memory_.back().as<void>();
   };
   const KvShape shape = kv_shape(config);

@@ -13,7 +13,7 @@ class KvPool {
  public:
   static constexpr int64_t kBlockSize = 32;  // tokens
 
-  KvPool(const ModelConfig& config, DType dtype, int64_t blocks);
+  KvPool(const ModelConfig& config, DType dtype, int64_t blocks, Memory& memory = host_memory());
 
   static int64_t bytes_per_block(const ModelConfig& config, DType dtype);  // all layers together
   static int64_t blocks_for(int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }

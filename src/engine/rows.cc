@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "core/check.h"
-#include "replay/cursor.h"
 
 namespace replayssm {
 namespace {
@@ -22,11 +21,16 @@ Rows::Rows(Model& model, const RowsOptions& options)
       emulation_(options.emulation),
       ring_(ring_of(model, options)),
       slots_(model.config(), ring_, options.state_dtype, model.activation_dtype(),
-             static_cast<int32_t>(options.rows), options.read_dtype),
+             static_cast<int32_t>(options.rows), options.read_dtype, model.memory()),
       kv_(model.config(), model.activation_dtype(),
-          options.rows * KvPool::blocks_for(options.context)),
+          options.rows * KvPool::blocks_for(options.context), model.memory()),
       tables_(options.rows),
+      computed_(options.rows, 0),
       logits_(std::max(options.rows, options.max_logits) * model.config().vocab_size) {
+  model.reserve({.tokens = std::max({options.rows, options.max_logits, options.max_tokens}),
+                 .sequences = options.rows,
+                 .logits = std::max(options.rows, options.max_logits),
+                 .context = options.context});
   for (size_t row = 0; row < tables_.size(); ++row) slots_.acquire();
 }
 
@@ -35,6 +39,7 @@ void Rows::reset() {
     kv_.release(tables_[row]);
     slots_.release(static_cast<int32_t>(row));
     REPLAYSSM_CHECK(slots_.acquire() == static_cast<int32_t>(row), "row=", row);
+    computed_[row] = 0;
   }
 }
 
@@ -46,7 +51,7 @@ void Rows::pack(std::span<const RowTokens> windows) {
   block_table_.clear();
   block_table_stride_ = 0;
   for (const auto& [row, tokens] : windows) {
-    const int64_t position = committed_tokens(cursor(row), ring_);
+    const int64_t position = computed_[row];
     const auto length = position + static_cast<int64_t>(tokens.size());
     REPLAYSSM_CHECK(kv_.grow(tables_[row], length), "row ", row, " grew beyond its context");
     token_ids_.insert(token_ids_.end(), tokens.begin(), tokens.end());
@@ -55,7 +60,7 @@ void Rows::pack(std::span<const RowTokens> windows) {
     position_.push_back(position);
     const auto blocks = static_cast<int64_t>(tables_[row].size());
     block_table_stride_ = std::max(block_table_stride_, blocks);
-    begin_step(cursor(row), static_cast<int64_t>(tokens.size()), ring_);
+    computed_[row] = length;
   }
   for (const auto& [row, tokens] : windows) {
     block_table_.insert(block_table_.end(), tables_[row].begin(), tables_[row].end());
@@ -63,10 +68,10 @@ void Rows::pack(std::span<const RowTokens> windows) {
   }
 }
 
-std::span<const float> Rows::forward(int64_t decodes, std::span<const int32_t> wanted) {
-  const int64_t vocab = model_.config().vocab_size;
-  const auto count = static_cast<int64_t>(wanted.size());
-  REPLAYSSM_CHECK(count * vocab <= logits_.size(), "wanted=", count);
+void Rows::forward(int64_t decodes, std::span<const int32_t> wanted, const PassOutput& output) {
+  REPLAYSSM_CHECK(
+      !output.logits || std::ssize(wanted) * model_.config().vocab_size <= logits_.size(),
+      "wanted=", wanted.size());
   model_.forward({.token_ids = token_ids_,
                   .query_start = query_start_,
                   .slot = slot_,
@@ -84,21 +89,17 @@ std::span<const float> Rows::forward(int64_t decodes, std::span<const int32_t> w
                   .kv_values = kv_.values(),
                   .kv_block_size = KvPool::kBlockSize,
                   .emulation = emulation_},
-                 logits_.data());
-  return {logits_.data(), static_cast<size_t>(count * vocab)};
+                 output);
 }
 
 std::span<const float> Rows::prefill(std::span<const RowTokens> prompts,
                                      std::span<const int32_t> wanted) {
   pack(prompts);
-  const auto result = forward(0, wanted);
-  for (const auto& [row, tokens] : prompts) {
-    commit_prefill(cursor(row), static_cast<int64_t>(tokens.size()), ring_);
-  }
-  return result;
+  forward(0, wanted, {.logits = logits_.data()});
+  return {logits_.data(), wanted.size() * static_cast<size_t>(model_.config().vocab_size)};
 }
 
-std::span<const float> Rows::decode(std::span<const int32_t> tokens) {
+void Rows::pack_step(std::span<const int32_t> tokens) {
   std::vector<RowTokens> windows;
   windows.reserve(tokens.size());
   for (size_t row = 0; row < tokens.size(); ++row) {
@@ -107,9 +108,26 @@ std::span<const float> Rows::decode(std::span<const int32_t> tokens) {
   pack(windows);
   wanted_.resize(tokens.size());
   std::iota(wanted_.begin(), wanted_.end(), 0);
-  const auto result = forward(static_cast<int64_t>(tokens.size()), wanted_);
-  for (const RowTokens& window : windows) commit_step(cursor(window.row), 1, route_);
-  return result;
+}
+
+std::span<const float> Rows::decode(std::span<const int32_t> tokens) {
+  pack_step(tokens);
+  forward(std::ssize(tokens), wanted_, {.logits = logits_.data()});
+  return {logits_.data(), tokens.size() * static_cast<size_t>(model_.config().vocab_size)};
+}
+
+std::span<const int32_t> Rows::decode_greedy(std::span<const int32_t> tokens) {
+  pack_step(tokens);
+  likeliest_.resize(tokens.size());
+  forward(std::ssize(tokens), wanted_, {.tokens = likeliest_.data()});
+  return likeliest_;
+}
+
+void Rows::set_ring_limit(int64_t row, int32_t limit) {
+  const auto slot = static_cast<int32_t>(row);
+  Cursor cursor = slots_.cursor(slot);
+  cursor.ring_limit = limit;
+  slots_.set_cursor(slot, cursor);
 }
 
 }  // namespace replayssm

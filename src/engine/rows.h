@@ -19,6 +19,7 @@ struct RowsOptions {
   DType state_dtype = DType::kFloat32;
   int64_t rows = 1;
   int64_t context = 0;                   // most tokens of a row
+  int64_t max_tokens = 0;                // most tokens of a forward pass, where it is known
   int64_t max_logits = 1;                // most tokens of a forward pass whose logits are wanted
   std::optional<DType> read_dtype = {};  // of read copies
   const cpu::StateEmulation* emulation = nullptr;
@@ -43,12 +44,17 @@ class Rows {
   // One decode step: tokens[i] goes to row i. Returns [tokens, vocab].
   std::span<const float> decode(std::span<const int32_t> tokens);
 
-  Cursor& cursor(int64_t row) { return slots_.cursor(static_cast<int32_t>(row)); }
+  // The next token's likeliest successor of every row, without its logits.
+  std::span<const int32_t> decode_greedy(std::span<const int32_t> tokens);
+
+  // The row's next flush comes when its ring would hold more than `limit` tokens.
+  void set_ring_limit(int64_t row, int32_t limit);
   int64_t state_bytes() const { return slots_.bytes(); }
 
  private:
   void pack(std::span<const RowTokens> windows);
-  std::span<const float> forward(int64_t decodes, std::span<const int32_t> wanted);
+  void forward(int64_t decodes, std::span<const int32_t> wanted, const PassOutput& output);
+  void pack_step(std::span<const int32_t> tokens);
 
   Model& model_;
   Route route_;
@@ -57,7 +63,9 @@ class Rows {
   SlotPool slots_;
   KvPool kv_;
   std::vector<std::vector<int32_t>> tables_;  // KV blocks of each row
+  std::vector<int64_t> computed_;             // tokens that each row holds
   Array<float> logits_;
+  std::vector<int32_t> likeliest_;
   // The batch at hand.
   std::vector<int32_t> token_ids_, query_start_, slot_, block_table_, wanted_;
   std::vector<int64_t> position_;

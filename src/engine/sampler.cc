@@ -129,7 +129,8 @@ int32_t choose(std::span<const float> logits, const SamplingParams& params,
   if (params.min_p > 0) {
     std::erase_if(candidates, [&](const Candidate& c) { return c.value < params.min_p; });
   }
-  if (candidates.size() < logits.size()) std::ranges::sort(candidates, {}, &Candidate::id);
+  // The limits leave them in any order.
+  if (params.top_k > 0 || params.top_p < 1) std::ranges::sort(candidates, {}, &Candidate::id);
   return draw(candidates, uniform(params.seed, position));
 }
 

@@ -1,6 +1,5 @@
 #include "engine/slot_pool.h"
 
-#include <cstring>
 #include <numeric>
 
 #include "core/check.h"
@@ -61,8 +60,9 @@ int64_t SlotPool::bytes_per_slot(const ModelConfig& config, const RingConfig& ri
 }
 
 SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
-                   DType activation_dtype, int32_t slots, std::optional<DType> read_dtype)
-    : ring_(ring), cursors_(slots), free_(slots), taken_(slots, false) {
+                   DType activation_dtype, int32_t slots, std::optional<DType> read_dtype,
+                   Memory& memory)
+    : ring_(ring), memory_(memory), cursors_(slots, memory), free_(slots), taken_(slots, false) {
   REPLAYSSM_CHECK(slots >= 1 && ring.buffer_len >= 1 && ring.max_window >= 1, "slots=", slots,
                   " buffer_len=", ring.buffer_len, " max_window=", ring.max_window);
   REPLAYSSM_CHECK(ring.conv_kernel == config.conv_kernel, "ring has ", ring.conv_kernel,
@@ -72,28 +72,46 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
   if (layers == 0) return;
   const LayerBytes bytes =
       layer_bytes(config, ring, checkpoint_dtype, activation_dtype, read_dtype);
-  const auto array = [&](int64_t slot_bytes) -> void* {
-    if (slot_bytes == 0) return nullptr;
-    memory_.emplace_back(slots * slot_bytes);
-    slot_bytes_.push_back(slot_bytes);
-    bytes_ += memory_.back().bytes();
-    return memory_.back().as<void>();
+  recurrent_.resize(layers);
+  conv_inputs_.resize(layers);
+  // Sets `member(layer)` to that layer's part.
+  const auto array = [&]<class Member>(int64_t slot_bytes, Member member) {
+    if (slot_bytes == 0) return;
+    constexpr int64_t kAlignment = 256;
+    const int64_t stride = (slots * slot_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    const LayerMemory& part =
+        arrays_.emplace_back(Buffer(layers * stride, memory), slot_bytes, stride);
+    bytes_ += layers * slots * slot_bytes;
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      auto& pointer = member(layer);
+      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(part.memory.as() +
+                                                                             layer * stride);
+    }
   };
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    RecurrentState& state = recurrent_.emplace_back();
-    state.checkpoint = array(bytes.checkpoint);
-    state.ring_v = array(bytes.ring_v);
-    state.ring_k = array(bytes.ring_k);
-    state.ring_b = static_cast<float*>(array(bytes.ring_b));
-    state.ring_g = static_cast<float*>(array(bytes.ring_g));
-    state.ring_gate = array(bytes.ring_gate);
+  array(bytes.checkpoint, [&](int64_t i) -> auto& { return recurrent_[i].checkpoint; });
+  array(bytes.ring_v, [&](int64_t i) -> auto& { return recurrent_[i].ring_v; });
+  array(bytes.ring_k, [&](int64_t i) -> auto& { return recurrent_[i].ring_k; });
+  array(bytes.ring_b, [&](int64_t i) -> auto& { return recurrent_[i].ring_b; });
+  array(bytes.ring_g, [&](int64_t i) -> auto& { return recurrent_[i].ring_g; });
+  array(bytes.ring_gate, [&](int64_t i) -> auto& { return recurrent_[i].ring_gate; });
+  array(bytes.read_copy, [&](int64_t i) -> auto& { return recurrent_[i].read_copy.data; });
+  array(bytes.read_scale, [&](int64_t i) -> auto& { return recurrent_[i].read_copy.scale; });
+  array(bytes.conv, [&](int64_t i) -> auto& { return conv_inputs_[i]; });
+  for (RecurrentState& state : recurrent_) {
     state.checkpoint_dtype = checkpoint_dtype;
     state.activation_dtype = activation_dtype;
-    state.read_copy.data = array(bytes.read_copy);
-    state.read_copy.scale = static_cast<float*>(array(bytes.read_scale));
     if (read_dtype) state.read_copy.dtype = *read_dtype;
-    conv_inputs_.push_back(array(bytes.conv));
   }
+}
+
+Cursor SlotPool::cursor(int32_t slot) const {
+  Cursor cursor;
+  memory_.read(&cursor, cursors_.data() + slot, sizeof cursor);
+  return cursor;
+}
+
+void SlotPool::set_cursor(int32_t slot, const Cursor& cursor) {
+  memory_.write(cursors_.data() + slot, &cursor, sizeof cursor);
 }
 
 int32_t SlotPool::acquire() {
@@ -101,10 +119,11 @@ int32_t SlotPool::acquire() {
   const int32_t slot = free_.back();
   free_.pop_back();
   taken_[slot] = true;
-  for (size_t i = 0; i < memory_.size(); ++i) {
-    std::memset(memory_[i].as() + slot * slot_bytes_[i], 0, static_cast<size_t>(slot_bytes_[i]));
+  for (const LayerMemory& part : arrays_) {
+    memory_.zero(part.memory.as() + slot * part.slot_bytes, part.slot_bytes, part.layer_stride,
+                 std::ssize(recurrent_));
   }
-  cursors_[slot] = reset_cursor(ring_);
+  set_cursor(slot, reset_cursor(ring_));
   return slot;
 }
 

@@ -19,7 +19,8 @@ class SlotPool {
  public:
   // read_dtype: of the read copies, if there are to be any.
   SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
-           DType activation_dtype, int32_t slots, std::optional<DType> read_dtype = {});
+           DType activation_dtype, int32_t slots, std::optional<DType> read_dtype = {},
+           Memory& memory = host_memory());
 
   // What one slot takes, all layers together.
   static int64_t bytes_per_slot(const ModelConfig& config, const RingConfig& ring,
@@ -31,22 +32,29 @@ class SlotPool {
   const RingConfig& ring() const { return ring_; }
   const std::vector<RecurrentState>& recurrent() const { return recurrent_; }
   const std::vector<void*>& conv_inputs() const { return conv_inputs_; }
-  Cursor& cursor(int32_t slot) const { return cursors_[slot]; }
-  const Cursor* cursors() const { return cursors_.data(); }
+  Cursor* cursors() const { return cursors_.data(); }  // [slots], in the pool's memory
+  Cursor cursor(int32_t slot) const;
+  void set_cursor(int32_t slot, const Cursor& cursor);
 
   // Takes a free slot, zeroed and reset; -1 when there is none.
   int32_t acquire();
   void release(int32_t slot);
 
  private:
+  // One of the layers' arrays, all layers one behind another.
+  struct LayerMemory {
+    Buffer memory;
+    int64_t slot_bytes = 0, layer_stride = 0;
+  };
+
   RingConfig ring_;
+  Memory& memory_;
   std::vector<RecurrentState> recurrent_;
   std::vector<void*> conv_inputs_;
   Array<Cursor> cursors_;
   std::vector<int32_t> free_;
   std::vector<bool> taken_;
-  std::vector<Buffer> memory_;       // behind the views
-  std::vector<int64_t> slot_bytes_;  // of one slot in each of them
+  std::vector<LayerMemory> arrays_;  // behind the views
   int64_t bytes_ = 0;
 };
 

@@ -1,12 +1,16 @@
 // A loaded model on one device: what the engine sees of it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
+#include "core/bandwidth.h"
+#include "core/memory.h"
 #include "core/thread_pool.h"
 #include "model/config.h"
 #include "replayssm/ops.h"
@@ -33,16 +37,64 @@ struct Batch {
   int64_t sequences() const { return static_cast<int64_t>(slot.size()); }
 };
 
-// Time spent in the parts of forward passes, in seconds, summed since it was zeroed.
-struct StageTimes {
-  double embed = 0, norm = 0, matmul = 0, conv = 0, ssm = 0, attention = 0, other = 0;
+// How a token is drawn from a row's logits (engine/sampler.h: SamplingParams).
+struct TokenDraw {
+  double temperature = 0;
+  double top_p = 1;
+  double min_p = 0;
+  int32_t top_k = 0;
+  uint64_t seed = 0;
+  int64_t position = 0;  // tokens before the drawn one
 };
 
-// Where the sequences' states live (engine/slot_pool.h owns the memory).
+// What the host wants of a pass; null: not wanted.
+struct PassOutput {
+  float* logits = nullptr;  // [logit_tokens, vocab_size]
+  // [logit_tokens] the tokens behind them; -1 where a row has no finite maximum or a NaN.
+  int32_t* tokens = nullptr;
+  // [logit_tokens] how those are drawn; empty: each is the likeliest, the lowest where several are.
+  std::span<const TokenDraw> draws{};
+};
+
+// The largest passes that a model will be asked for.
+struct PassLimits {
+  int64_t tokens = 0;
+  int64_t sequences = 0;
+  int64_t logits = 0;
+  int64_t context = 0;  // tokens of a sequence
+};
+
+// The stages of a forward pass that are timed.
+enum class Stage : uint8_t { kEmbed, kNorm, kMatmul, kConv, kSsm, kAttention, kSample, kOther };
+
+inline constexpr std::array kStages = {Stage::kEmbed,  Stage::kNorm, Stage::kMatmul,
+                                       Stage::kConv,   Stage::kSsm,  Stage::kAttention,
+                                       Stage::kSample, Stage::kOther};
+
+// Time spent in the stages of forward passes, in seconds, summed since it was zeroed.
+struct StageTimes {
+  double embed = 0, norm = 0, matmul = 0, conv = 0, ssm = 0, attention = 0, sample = 0, other = 0;
+
+  double& operator[](Stage stage) {
+    switch (stage) {
+      case Stage::kEmbed: return embed;
+      case Stage::kNorm: return norm;
+      case Stage::kMatmul: return matmul;
+      case Stage::kConv: return conv;
+      case Stage::kSsm: return ssm;
+      case Stage::kAttention: return attention;
+      case Stage::kSample: return sample;
+      case Stage::kOther: break;
+    }
+    return other;
+  }
+};
+
+// Where the sequences' states live, in the model's memory (engine/slot_pool.h owns it).
 struct StateView {
   Route route = Route::kOutputOnly;
   RingConfig ring;
-  const Cursor* cursors = nullptr;            // [slots]
+  Cursor* cursors = nullptr;                  // [slots]
   std::span<const RecurrentState> recurrent;  // one per recurrent layer
   std::span<void* const> conv_inputs;  // one per recurrent layer: [slots, conv_rows, channels]
   std::span<void* const> kv_keys;      // one per attention layer (KvShape):
@@ -59,11 +111,23 @@ class Model {
   virtual DType activation_dtype() const = 0;
   virtual int64_t weight_bytes() const = 0;  // as held in memory
 
-  // Runs the layers and writes logits: [batch.logit_tokens.size(), vocab_size] fp32. Cursors must
-  // have been begun for this step and are not moved.
-  virtual void forward(const Batch& batch, const StateView& state, float* logits) = 0;
+  virtual Memory& memory() = 0;  // where the states of its sequences must lie
+  // Takes the memory that passes up to these limits need. Larger ones may come all the same.
+  virtual void reserve(const PassLimits& /*limits*/) {}
+
+  // Gets ready for decode steps of up to so many sequences, so that the first ones take no longer.
+  virtual void prepare(const StateView& /*state*/, int64_t /*sequences*/) {}
+
+  // Whether passes draw tokens; else they give the likeliest ones only.
+  virtual bool draws_tokens() const { return false; }
+
+  // Begins the step of every sequence's cursor, runs the layers and commits all windows whole. A
+  // pass that throws leaves the slots of its sequences invalid.
+  virtual void forward(const Batch& batch, const StateView& state, const PassOutput& output) = 0;
 
   virtual StageTimes& stage_times() = 0;
+  // Devices that run ahead of the host time their stages only while asked to: it slows them down.
+  virtual void time_stages(bool /*on*/) {}
 };
 
 // The recurrence of a model's state-space layers.
@@ -78,9 +142,23 @@ struct KvShape {
 };
 KvShape kv_shape(const ModelConfig& config);
 
-// `progress` is called with (done, total) layers.
-std::unique_ptr<Model> load_cpu_model(const std::filesystem::path& folder, DType activation_dtype,
-                                      ThreadPool& pool,
-                                      const std::function<void(int64_t, int64_t)>& progress = {});
+// Where a model's weights come from.
+struct ModelSource {
+  std::filesystem::path folder;
+  bool dummy_weights = false;  // random ones: the folder holds a configuration alone
+  std::function<void(int64_t, int64_t)> progress{};  // called with (done, total) layers
+};
+
+// Models on the host's cores.
+std::unique_ptr<Model> load_cpu_model(const ModelSource& source, DType activation_dtype,
+                                      ThreadPool& pool);
+
+// Why no model, or not this one, can run on a CUDA device here; empty where it can.
+std::string cuda_obstacle();
+std::string cuda_obstacle(const ModelConfig& config);
+// Of the current CUDA device, over `bytes` of its memory.
+Bandwidth cuda_bandwidth(int64_t bytes);
+// Models on the current CUDA device. Throws Error for an obstacle and where the weights do not fit.
+std::unique_ptr<Model> load_cuda_model(const ModelSource& source, DType activation_dtype);
 
 }  // namespace replayssm

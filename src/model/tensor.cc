@@ -46,6 +46,16 @@ std::vector<float> Tensor::to_floats() const {
   return values;
 }
 
+void write_tensor(const Tensor& tensor, DType dtype, std::byte* to, Memory& memory) {
+  if (tensor.dtype == dtype) return memory.write(to, tensor.data, tensor.bytes());
+  const auto values = tensor.to_floats();
+  dispatch_float(dtype, [&]<class T>() {
+    std::vector<T> converted(values.size());
+    std::ranges::transform(values, converted.begin(), from_float<T>);
+    memory.write(to, converted.data(), static_cast<int64_t>(converted.size() * sizeof(T)));
+  });
+}
+
 std::string shape_text(std::span<const int64_t> shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);

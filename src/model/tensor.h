@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/memory.h"
 #include "replayssm/types.h"
 
 namespace replayssm {
@@ -28,5 +29,8 @@ struct Tensor {
   // All elements as fp32.
   std::vector<float> to_floats() const;
 };
+
+// Writes all elements as `dtype` to `to`, which lies in `memory`.
+void write_tensor(const Tensor& tensor, DType dtype, std::byte* to, Memory& memory);
 
 }  // namespace replayssm

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "model/dummy_weights.h"
 #include "model/safetensors.h"
 #include "model/tensor.h"
 
@@ -16,10 +17,12 @@ class WeightReader {
   using Shape = std::vector<int64_t>;
 
   explicit WeightReader(const Checkpoint& checkpoint);
+  // Makes up what is asked for.
+  explicit WeightReader(DummyWeights& dummy) : dummy_(&dummy) {}
 
-  bool has(const std::string& name) const { return checkpoint_.find(name) != nullptr; }
+  bool has(const std::string& name) const;
   bool has_prefix(std::string_view prefix) const;
-  const std::string& folder() const { return checkpoint_.folder(); }
+  std::string folder() const { return checkpoint_ ? checkpoint_->folder() : "dummy weights"; }
 
   // A required tensor. Throws Error when it is missing or has another shape.
   Tensor take(const std::string& name, const Shape& shape);
@@ -44,7 +47,8 @@ class WeightReader {
   const TensorEntry& use(const std::string& name, const Shape& shape);
   void mark(const TensorEntry& entry);
 
-  const Checkpoint& checkpoint_;
+  const Checkpoint* checkpoint_ = nullptr;
+  DummyWeights* dummy_ = nullptr;
   std::vector<bool> used_;  // by position in the checkpoint's entries
   std::vector<std::string> skipped_;
 };

@@ -7,15 +7,29 @@
 
 namespace replayssm {
 
-ModelWeights load_weights(const std::filesystem::path& folder, const ModelConfig& config) {
+namespace {
+
+ModelWeights read_all(WeightReader& reader, const ModelConfig& config) {
   const ModelFamily* family = find_family(config.model_type);
   REPLAYSSM_CHECK(family, "model_type ", config.model_type);
-  const Checkpoint checkpoint(folder);
-  WeightReader reader(checkpoint);
   ModelWeights weights;
   family->read_weights(reader, config, weights);
   weights.skipped = reader.finish();
   return weights;
+}
+
+}  // namespace
+
+ModelWeights load_weights(const std::filesystem::path& folder, const ModelConfig& config) {
+  const Checkpoint checkpoint(folder);
+  WeightReader reader(checkpoint);
+  return read_all(reader, config);
+}
+
+ModelWeights dummy_weights(const ModelConfig& config) {
+  DummyWeights dummy;
+  WeightReader reader(dummy);
+  return read_all(reader, config);
 }
 
 }  // namespace replayssm

@@ -116,4 +116,7 @@ struct ModelWeights {
 // tensor in them. Throws Error for a malformed file, a missing, misshapen or unknown tensor.
 ModelWeights load_weights(const std::filesystem::path& folder, const ModelConfig& config);
 
+// Random weights of the same shapes.
+ModelWeights dummy_weights(const ModelConfig& config);
+
 }  // namespace replayssm

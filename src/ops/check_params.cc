@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 #include "core/check.h"
 
@@ -128,6 +129,66 @@ void check_channel_gate(const RecurrentShape& shape, const ChannelGate& gate) {
   check_pointer("channel_gate.bias", gate.bias, kSingle);
 }
 
+void check_route(Route route, const SequenceBatch& batch) {
+  const bool known = route == Route::kConventional || route == Route::kStateAndOutput ||
+                     route == Route::kOutputOnly;
+  if (!known) fail("route: expected one of the three, got ", int{uint8_t(route)});
+  if (route == Route::kConventional)
+    expect_null("batch.parent", batch.parent, "with the conventional route");
+}
+
+// The type of what comes from a projection.
+void check_projected(const char* name, DType dtype, DType activation) {
+  if (dtype == DType::kFloat32 || dtype == activation) return;
+  fail(name, ": expected float32 or activation_dtype = ", dtype_name(activation), ", got ",
+       dtype_name(dtype));
+}
+
+void check_layer_conv(const LayerStepParams& p, int64_t alignment) {
+  const LayerConv& c = p.conv;
+  const int64_t values = p.shape.heads * p.shape.head_dim,
+                keys = p.shape.key_heads * p.shape.state_dim;
+  const int64_t element = dtype_bytes(p.state.activation_dtype);
+  if (c.channels != values + 2 * keys)
+    fail("conv.channels: expected HV V + 2 H K = ", values + 2 * keys, ", got ", c.channels);
+  for (const auto& [name, first, width] :
+       {std::tuple{"conv.v", c.v, values}, {"conv.k", c.k, keys}, {"conv.q", c.q, keys}}) {
+    if (first < 0 || first + width > c.channels || first * element % alignment != 0) {
+      fail(name, ": expected the first of ", width, " of ", c.channels, " channels, ", alignment,
+           "-byte aligned, got ", first);
+    }
+  }
+  if (p.tokens == 0) return;
+  expect_rows("conv.x", "conv.x_stride", c.x, p.projected_dtype, c.channels, c.x_stride, alignment);
+  check_pointer("conv.weight", c.weight, std::max(alignment, kSingle));
+  expect_optional_pointer("conv.bias", c.bias, std::max(alignment, kSingle));
+  check_pointer("conv.inputs", c.inputs, std::max(alignment, element));
+}
+
+void check_scalar_gates(const LayerStepParams& p) {
+  const ScalarGates& g = p.gates;
+  const int64_t element = dtype_bytes(p.projected_dtype);
+  check_pointer("gates.strength", g.strength, element);
+  expect_at_least("gates.stride", p.shape.heads, g.stride);
+  if (p.shape.family == Family::kKimiDelta) return;
+  if (p.shape.family == Family::kGatedDelta) check_pointer("gates.decay", g.decay, element);
+  check_pointer("gates.bias", g.bias, kSingle);
+  check_pointer("gates.a", g.a, kSingle);
+  if (p.shape.family == Family::kMamba2 && !(g.min <= g.max))
+    fail("gates.max: expected at least gates.min = ", g.min, ", got ", g.max);
+}
+
+void check_output_norm(const LayerStepParams& p, int64_t alignment) {
+  const OutputNorm& n = p.norm;
+  const int64_t values = p.shape.heads * p.shape.head_dim;
+  expect_at_least("norm.group_dim", 1, n.group_dim);
+  if (values % n.group_dim != 0)
+    fail("norm.group_dim: expected a divisor of HV V = ", values, ", got ", n.group_dim);
+  if (p.tokens == 0) return;
+  expect_rows("norm.z", "norm.z_stride", n.z, p.projected_dtype, values, n.z_stride, alignment);
+  expect_optional_pointer("norm.weight", n.weight, std::max(alignment, kSingle));
+}
+
 // What all ops that take tokens have in common.
 void check_tokens(const RecurrentStepParams& p, bool ring, int64_t alignment) {
   check_shape(p.shape);
@@ -185,12 +246,8 @@ void check_params(const RecurrentShape& shape, const RingConfig& ring) {
 }
 
 void check_params(const RecurrentStepParams& p, int64_t alignment) {
-  const bool known = p.route == Route::kConventional || p.route == Route::kStateAndOutput ||
-                     p.route == Route::kOutputOnly;
-  if (!known) fail("route: expected one of the three, got ", int{uint8_t(p.route)});
-  const bool ring = p.route != Route::kConventional;
-  check_tokens(p, ring, alignment);
-  if (!ring) expect_null("batch.parent", p.batch.parent, "with the conventional route");
+  check_tokens(p, p.route != Route::kConventional, alignment);
+  check_route(p.route, p.batch);
 }
 
 void check_params(const RecurrentPrefillParams& p, int64_t alignment) {
@@ -220,10 +277,7 @@ void check_params(const ConvParams& p, int64_t alignment) {
   check_sequences(p.batch, {});
   expect_at_least("channels", 1, p.channels);
   expect_float("activation_dtype", p.activation_dtype);
-  if (p.x_dtype != DType::kFloat32 && p.x_dtype != p.activation_dtype) {
-    fail("x_dtype: expected float32 or activation_dtype = ", dtype_name(p.activation_dtype),
-         ", got ", dtype_name(p.x_dtype));
-  }
+  check_projected("x_dtype", p.x_dtype, p.activation_dtype);
   if (p.batch.sequences == 0) return;
   expect_rows("x", "x_stride", p.x, p.x_dtype, p.channels, p.x_stride,
               std::min(alignment, dtype_bytes(p.x_dtype)));
@@ -232,6 +286,28 @@ void check_params(const ConvParams& p, int64_t alignment) {
   const int64_t element = dtype_bytes(p.activation_dtype);
   check_pointer("inputs", p.inputs, std::max(alignment, element));
   check_pointer("y", p.y, std::max(alignment, element));
+}
+
+void check_params(const LayerStepParams& p, int64_t alignment) {
+  check_shape(p.shape);
+  check_sequences(p.batch, {});
+  check_route(p.route, p.batch);
+  check_state(p.shape, p.state, p.route != Route::kConventional, alignment);
+  check_channel_gate(p.shape, p.channel_gate);
+  check_projected("projected_dtype", p.projected_dtype, p.state.activation_dtype);
+  expect_optional_pointer("rounding.seed", p.rounding.seed, alignof(uint64_t));
+  expect_float("y_dtype", p.y_dtype);
+  expect_at_least("tokens", 0, p.tokens);
+  check_layer_conv(p, alignment);
+  check_output_norm(p, alignment);
+  if (p.tokens == 0) return;
+  check_scalar_gates(p);
+  if (p.shape.family == Family::kKimiDelta) {
+    expect_rows("gate", "gate_stride", p.gate, p.state.activation_dtype,
+                p.shape.heads * p.shape.state_dim, p.gate_stride, alignment);
+  }
+  expect_optional_pointer("skip", p.skip, kSingle);
+  check_pointer("y", p.y, std::max(alignment, dtype_bytes(p.y_dtype)));
 }
 
 void check_params(const SlotClearParams& p, int64_t alignment) {

@@ -20,6 +20,7 @@ void check_params(const RecurrentPrefillParams& params, int64_t alignment = 1);
 void check_params(const SnapshotStepParams& params, int64_t alignment = 1);
 void check_params(const RecurrentFoldParams& params, int64_t alignment = 1);
 void check_params(const ConvParams& params, int64_t alignment = 1);
+void check_params(const LayerStepParams& params, int64_t alignment = 1);
 void check_params(const SlotClearParams& params, int64_t alignment = 1);
 void check_params(const SlotCopyParams& params, int64_t alignment = 1);
 void check_params(const CompactParams& params, int64_t alignment = 1);

@@ -190,6 +190,30 @@ TEST(Device, CudaIsRefusedWhereItIsNotThere) {
   expect_error({{"bench", "decode", "tiny-qwen3.5", "--device", "cuda"}, "--device"});
 }
 
+TEST(LoadFormat, DummyWeightsRunAPublishedShape) {
+  const auto result = run({"generate", "Qwen3.5-0.8B", "--prompt", "x", "--load-format", "dummy"});
+  EXPECT_NE(result.status, 0);  // a shape has no tokenizer
+  const std::vector<std::string> logits = {
+      "logits", std::string(REPLAYSSM_SOURCE_DIR) + "/tests/golden/random/mamba2", "--ids", "1,2"};
+  auto dummy = logits;
+  dummy.insert(dummy.end(), {"--load-format", "dummy"});
+  const auto random = run(dummy), again = run(dummy), loaded = run(logits);
+  EXPECT_EQ(random.status, 0) << random.output;
+  EXPECT_EQ(random.output, again.output);
+  EXPECT_NE(random.output, loaded.output);
+  expect_error(
+      {{"logits", "Qwen3.5-0.8B", "--ids", "1"}, "MODEL: expected a folder or a bundled model"});
+  expect_error({{"logits", "no-such-shape", "--ids", "1", "--load-format", "dummy"},
+                "MODEL: expected a folder or a bundled shape (Kimi-Linear-48B-A3B-Instruct, "});
+}
+
+TEST(GpuMemoryUtilization, IsAPart) {
+  for (const char* value : {"0", "-0.5", "1.01", "nan"}) {
+    expect_error(generate({"--gpu-memory-utilization", value},
+                          "--gpu-memory-utilization: expected more than 0 and at most 1, got"));
+  }
+}
+
 TEST(Prompt, FileMustBeReadable) {
   expect_error({{"generate", "tiny-qwen3.5", "--prompt-file", "/no/such/file"},
                 "--prompt-file /no/such/file: No such file or directory"});

@@ -69,6 +69,30 @@ std::vector<std::string> cpu_targets() {
   return names;
 }
 
+TEST(BenchDecode, SweepsOverBatchSizes) {
+  const std::vector<std::string> arguments = {
+      "bench",   "decode",    REPLAYSSM_SOURCE_DIR "/tests/golden/random/mamba2",
+      "--sweep", "2,1",       "--num-steps",
+      "16",      "--repeats", "1"};
+  auto as_json = arguments;
+  as_json.emplace_back("--json");
+  const json reports = parsed(as_json);
+  ASSERT_EQ(reports.size(), 2);
+  EXPECT_EQ(reports[0]["batch_size"], 2);
+  EXPECT_EQ(reports[1]["batch_size"], 1);
+  for (const json& report : reports) {
+    EXPECT_EQ(report["results"].size(), 3);
+    for (const json& result : report["results"]) EXPECT_GT(result["ms_per_step"], 0);
+  }
+  std::istringstream lines(run(arguments, kQuiet).output);
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(line);
+  ASSERT_EQ(rows.size(), 5);  // what, nothing, names, a row each
+  EXPECT_TRUE(rows[3].starts_with("     2"));
+  EXPECT_TRUE(rows[4].starts_with("     1"));
+  EXPECT_NE(run({"bench", "decode", "tiny-qwen3.5", "--sweep", "4,0"}).status, 0);
+}
+
 // Every instruction set sums in another order, to the same logits within what the project promises.
 TEST(Logits, AgreeOnEveryInstructionSet) {
   const auto logits = [](const std::string& target) {

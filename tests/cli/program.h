@@ -21,10 +21,11 @@ inline std::string quoted(const std::string& text) {
   return result + "'";
 }
 
-// Runs the program with nothing on standard input, in a shell that redirects as told.
+// Runs the program with nothing on standard input and no CUDA device, in a shell that redirects as
+// told.
 inline Result run(const std::vector<std::string>& arguments,
                   const std::string& redirections = "2>&1 </dev/null") {
-  std::string command = quoted(REPLAYSSM_PROGRAM);
+  std::string command = "CUDA_VISIBLE_DEVICES= " + quoted(REPLAYSSM_PROGRAM);
   for (const std::string& argument : arguments) command += " " + quoted(argument);
   std::FILE* const pipe = popen((command + " " + redirections).c_str(), "r");
   if (!pipe) return {};

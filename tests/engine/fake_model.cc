@@ -1,7 +1,7 @@
 #include "engine/fake_model.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
 
 #include "core/check.h"
@@ -25,7 +25,7 @@ struct Row {
   int32_t slot() const { return batch.slot[index]; }
   bool paged() const { return config.count(Mixer::kAttention) > 0; }
   bool decodes() const { return index < batch.decodes; }
-  const Cursor& cursor() const { return state.cursors[slot()]; }
+  Cursor& cursor() const { return state.cursors[slot()]; }
 
   int32_t token(int64_t i) const { return batch.token_ids[begin() + i]; }
 
@@ -177,13 +177,14 @@ FakeModel::FakeModel(int64_t vocab, int64_t max_positions, bool attention) {
   config_.attention = {.heads = 2, .kv_heads = 1, .head_dim = 4};
 }
 
-void FakeModel::forward(const Batch& batch, const StateView& state, float* logits) {
+void FakeModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
   if (forwards++ == fail_at_forward) fail("the device is on fire");
   check_batch(batch, state, config_);
   const int64_t attention_layers = config_.count(Mixer::kAttention);
   std::vector<uint64_t> hashes;  // of every token of the batch
   for (int64_t s = 0; s < batch.sequences(); ++s) {
     const Row row{batch, state, config_, s};
+    begin_step(row.cursor(), row.window(), state.ring);
     check_cursor(row);
     folds += row.cursor().fold_count > 0;
     for (int64_t layer = 0; layer < attention_layers; ++layer) {
@@ -199,13 +200,23 @@ void FakeModel::forward(const Batch& batch, const StateView& state, float* logit
     }
     if (row.paged()) check_history(row, first.back());
     hashes.insert(hashes.end(), first.begin(), first.end());
+    if (row.decodes()) {
+      commit_step(row.cursor(), row.window(), state.route);
+    } else {
+      commit_prefill(row.cursor(), row.window(), state.ring);
+    }
   }
   mixed_forwards += batch.decodes > 0 && batch.decodes < batch.sequences();
-  for (const int32_t at : batch.logit_tokens) {
+  for (size_t i = 0; i < batch.logit_tokens.size(); ++i) {
+    const int32_t at = batch.logit_tokens[i];
     std::vector<float> row = logits_of(hashes[at], config_.vocab_size);
-    if (batch.token_ids[at] == nan_after) row[1] = std::nanf("");
-    std::memcpy(logits, row.data(), row.size() * sizeof(float));
-    logits += config_.vocab_size;
+    const bool bad = batch.token_ids[at] == nan_after;
+    if (bad) row[1] = std::nanf("");
+    if (output.logits) std::ranges::copy(row, output.logits + i * row.size());
+    if (output.tokens) {
+      const auto best = std::ranges::max_element(row) - row.begin();
+      output.tokens[i] = bad ? -1 : static_cast<int32_t>(best);
+    }
   }
 }
 

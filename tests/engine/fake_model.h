@@ -25,10 +25,12 @@ class FakeModel final : public Model {
   const ModelConfig& config() const override { return config_; }
   DType activation_dtype() const override { return DType::kFloat32; }
   int64_t weight_bytes() const override { return 0; }
-  void forward(const Batch& batch, const StateView& state, float* logits) override;
+  Memory& memory() override { return *memory_; }
+  void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
   StageTimes& stage_times() override { return stage_times_; }
 
   ModelConfig& mutable_config() { return config_; }
+  void use_memory(Memory& memory) { memory_ = &memory; }  // of the host
 
   int64_t fail_at_forward = -1;  // the forward pass of this number throws
   int32_t nan_after = -1;        // logits are NaN where the last token is this one
@@ -39,6 +41,7 @@ class FakeModel final : public Model {
  private:
   ModelConfig config_;
   StageTimes stage_times_;
+  Memory* memory_ = &host_memory();
 };
 
 }  // namespace replayssm::testing

@@ -32,16 +32,46 @@ std::string first_characters(const std::string& text, int64_t count) {
   return text.substr(0, end);
 }
 
-class BundledModel : public ::testing::TestWithParam<const char*> {
+using ModelAndDevice = std::tuple<const char* /* model */, Device>;
+
+std::string test_name(const ::testing::TestParamInfo<ModelAndDevice>& info) {
+  std::string name = std::get<0>(info.param) + ("_" + std::get<1>(info.param));
+  std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.'; }, '_');
+  return name;
+}
+
+// A folder's model on a device that has it; other tests are skipped.
+class OnDevice : public ::testing::TestWithParam<ModelAndDevice> {
  protected:
-  json record_ = read_json(repository() / "tests/golden" / (std::string(GetParam()) + ".json"));
+  explicit OnDevice(const char* models)
+      : folder_(repository() / models / std::get<0>(GetParam())),
+        device_(std::get<1>(GetParam())) {}
+
+  void SetUp() override {
+    if (const std::string reason = obstacle(folder_, device_); !reason.empty())
+      GTEST_SKIP() << reason;
+    model_ = load(DType::kFloat32);
+  }
+  std::unique_ptr<Model> load(DType dtype) { return load_model(folder_, dtype, device_, pool_); }
+
+  std::filesystem::path folder_;
+  Device device_;
   ThreadPool pool_{1};
-  std::unique_ptr<Model> model_ =
-      load_cpu_model(repository() / "models" / GetParam(), DType::kFloat32, pool_);
+  std::unique_ptr<Model> model_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, BundledModel, ::testing::Values("tiny-nemotron-h", "tiny-qwen3.5"),
-                         [](const auto& info) { return "model" + std::to_string(info.index); });
+class BundledModel : public OnDevice {
+ protected:
+  BundledModel() : OnDevice("models") {}
+
+  json record_ =
+      read_json(repository() / "tests/golden" / (std::string(std::get<0>(GetParam())) + ".json"));
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, BundledModel,
+                         ::testing::Combine(::testing::Values("tiny-nemotron-h", "tiny-qwen3.5"),
+                                            ::testing::Values("cpu", "cuda")),
+                         test_name);
 
 TEST_P(BundledModel, PromptLogitsMatchTheRecord) {
   for (const json& prompt : record_["prompts"]) {
@@ -96,19 +126,26 @@ TEST_P(BundledModel, GreedyTextMatchesTheRecordOnEveryRoute) {
 // relative error of its elements, given below as its root mean square, since the products of a row
 // add up like a random walk, and so do the layers. Int8 rounds to 1/127 of a row's largest element,
 // taken as four times the root mean square. Four deviations bound the error of a logit; where the
-// best one leads by twice that, the text is the recorded one.
+// best one leads by twice that, the text is the recorded one. With activations of 16 bits (below)
+// another 3% are theirs.
 TEST_P(BundledModel, GreedyTextWithReadCopiesMatchesTheRecord) {
-  const std::pair<DType, double> copies[] = {{DType::kFloat16, std::ldexp(1.0, -12)},
-                                             {DType::kBFloat16, std::ldexp(1.0, -9)},
-                                             {DType::kFloat8E4M3, std::ldexp(1.0, -5)},
-                                             {DType::kInt8, 4.0 / (127 * std::sqrt(12.0))}};
+  std::vector<std::pair<DType, double>> copies = {{DType::kFloat8E4M3, std::ldexp(1.0, -5)},
+                                                  {DType::kInt8, 4.0 / (127 * std::sqrt(12.0))}};
+  double other_errors = kLogitTolerance;
+  if (device_ == "cuda") {  // its kernels read copies of 8 bits beside activations of 16
+    model_ = load(DType::kBFloat16);
+    other_errors = 0.03;
+  } else {
+    copies.insert(copies.end(), {{DType::kFloat16, std::ldexp(1.0, -12)},
+                                 {DType::kBFloat16, std::ldexp(1.0, -9)}});
+  }
   const double layers = std::sqrt(static_cast<double>(model_->config().recurrent_layers()));
   const json prompt = record_["prompts"][0];
   const auto ids = prompt["ids"].get<std::vector<int32_t>>();
   const auto want = prompt["greedy_ids"].get<std::vector<int32_t>>();
   const std::vector last = {static_cast<int32_t>(ids.size()) - 1};
   for (const auto& [dtype, deviation] : copies) {
-    const double bound = 4 * deviation * layers + kLogitTolerance;
+    const double bound = 4 * deviation * layers + other_errors;
     Rows exact(*model_, {.rows = 1, .context = 256});
     Rows rounded(*model_, {.rows = 1, .context = 256, .read_dtype = dtype});
     auto expected = exact.prefill(std::vector<RowTokens>{{0, ids}}, last);
@@ -134,7 +171,7 @@ TEST_P(BundledModel, GreedyTextWithReadCopiesMatchesTheRecord) {
 }
 
 TEST_P(BundledModel, MeanLossMatchesTheRecord) {
-  const Tokenizer tokenizer(repository() / "models" / GetParam());
+  const Tokenizer tokenizer(folder_);
   const std::string text = read_text(repository() / "models/eval.txt");
   auto ids = tokenizer.encode(first_characters(text, 60000));
   ids.resize(8192);
@@ -158,7 +195,7 @@ TEST_P(BundledModel, MeanLossMatchesTheRecord) {
 // 2^-9 per rounding. Two dozen of them add up like a random walk to about 1% of the logits' scale,
 // and the loss moves by the square of that.
 TEST_P(BundledModel, Bfloat16StaysCloseToFloat32) {
-  const auto narrow = load_cpu_model(repository() / "models" / GetParam(), DType::kBFloat16, pool_);
+  const auto narrow = load(DType::kBFloat16);
   const int64_t vocab = model_->config().vocab_size;
   for (const json& prompt : record_["prompts"]) {
     const auto ids = prompt["ids"].get<std::vector<int32_t>>();
@@ -175,23 +212,25 @@ TEST_P(BundledModel, Bfloat16StaysCloseToFloat32) {
   }
 }
 
-class RandomModel : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Models, RandomModel,
-                         ::testing::Values("bamba", "falcon_h1", "falcon_h1_scaled",
-                                           "granitemoehybrid", "granitemoehybrid_dense_rope",
-                                           "kimi_linear", "kimi_linear_groups", "mamba2",
-                                           "nemotron_h_latent_moe_headdim80", "nemotron_h_moe",
-                                           "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
-                         [](const auto& info) { return std::string(info.param); });
+class RandomModel : public OnDevice {
+ protected:
+  RandomModel() : OnDevice("tests/golden/random") {}
+};
+INSTANTIATE_TEST_SUITE_P(
+    Models, RandomModel,
+    ::testing::Combine(::testing::Values("bamba", "falcon_h1", "falcon_h1_scaled",
+                                         "granitemoehybrid", "granitemoehybrid_dense_rope",
+                                         "kimi_linear", "kimi_linear_groups", "mamba2",
+                                         "nemotron_h_latent_moe_headdim80", "nemotron_h_moe",
+                                         "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+                       ::testing::Values("cpu", "cuda")),
+    test_name);
 
 TEST_P(RandomModel, LogitsMatchTheRecord) {
-  const auto folder = repository() / "tests/golden/random" / GetParam();
-  const json record = read_json(folder / "golden.json");
-  ThreadPool pool(1);
-  const auto model = load_cpu_model(folder, DType::kFloat32, pool);
+  const json record = read_json(folder_ / "golden.json");
   const auto ids = record["ids"].get<std::vector<int32_t>>();
-  const auto logits = prompt_logits(*model, ids);
-  const int64_t vocab = model->config().vocab_size;
+  const auto logits = prompt_logits(*model_, ids);
+  const int64_t vocab = model_->config().vocab_size;
   const int64_t first = record["logits_first_position"];
   const double scale = root_mean_square(logits);
   for (size_t i = 0; i < record["logits"].size(); ++i) {
@@ -203,15 +242,12 @@ TEST_P(RandomModel, LogitsMatchTheRecord) {
 }
 
 TEST_P(RandomModel, StepsEqualThePromptOnEveryRoute) {
-  const auto folder = repository() / "tests/golden/random" / GetParam();
-  ThreadPool pool(1);
-  const auto model = load_cpu_model(folder, DType::kFloat32, pool);
-  const auto ids = read_json(folder / "golden.json")["ids"].get<std::vector<int32_t>>();
-  const auto want = prompt_logits(*model, ids);
-  const int64_t vocab = model->config().vocab_size;
+  const auto ids = read_json(folder_ / "golden.json")["ids"].get<std::vector<int32_t>>();
+  const auto want = prompt_logits(*model_, ids);
+  const int64_t vocab = model_->config().vocab_size;
   const double scale = root_mean_square(want);
   for (const Route route : {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly}) {
-    Rows rows(*model, {.route = route, .buffer_len = 5, .rows = 2, .context = 64});
+    Rows rows(*model_, {.route = route, .buffer_len = 5, .rows = 2, .context = 64});
     const std::vector<int32_t> prompt(ids.begin(), ids.begin() + 3), other{9, 8, 7, 6};
     rows.prefill(std::vector<RowTokens>{{0, prompt}, {1, other}}, std::vector{2});
     for (size_t i = 3; i < ids.size(); ++i) {
@@ -228,14 +264,11 @@ TEST_P(RandomModel, StepsEqualThePromptOnEveryRoute) {
 // logits' scale. An expert chosen otherwise at a near tie moves its position and, through the
 // states, those behind it much further: hence the median of a few positions.
 TEST_P(RandomModel, Bfloat16StaysCloseToFloat32) {
-  const auto folder = repository() / "tests/golden/random" / GetParam();
-  ThreadPool pool(1);
-  const auto wide = load_cpu_model(folder, DType::kFloat32, pool);
-  const auto narrow = load_cpu_model(folder, DType::kBFloat16, pool);
-  auto ids = read_json(folder / "golden.json")["ids"].get<std::vector<int32_t>>();
+  const auto narrow = load(DType::kBFloat16);
+  auto ids = read_json(folder_ / "golden.json")["ids"].get<std::vector<int32_t>>();
   ids.resize(6);
-  const auto exact = prompt_logits(*wide, ids), rounded = prompt_logits(*narrow, ids);
-  const int64_t vocab = wide->config().vocab_size;
+  const auto exact = prompt_logits(*model_, ids), rounded = prompt_logits(*narrow, ids);
+  const int64_t vocab = model_->config().vocab_size;
   std::vector<double> errors;
   for (size_t i = 0; i < ids.size(); ++i) {
     double sum = 0;
@@ -250,13 +283,10 @@ TEST_P(RandomModel, Bfloat16StaysCloseToFloat32) {
 // Greedy decoding gives the recorded text wherever the two best logits are further apart than the
 // tolerance.
 TEST_P(RandomModel, GreedyTextMatchesTheRecord) {
-  const auto folder = repository() / "tests/golden/random" / GetParam();
-  const json record = read_json(folder / "golden.json");
-  ThreadPool pool(1);
-  const auto model = load_cpu_model(folder, DType::kFloat32, pool);
+  const json record = read_json(folder_ / "golden.json");
   const auto ids = record["ids"].get<std::vector<int32_t>>();
   const auto want = record["greedy_ids"].get<std::vector<int32_t>>();
-  Rows rows(*model, {.buffer_len = 7, .rows = 1, .context = 128});
+  Rows rows(*model_, {.buffer_len = 7, .rows = 1, .context = 128});
   const int32_t last = static_cast<int32_t>(ids.size()) - 1;
   auto logits = rows.prefill(std::vector<RowTokens>{{0, ids}}, std::vector{last});
   int64_t compared = 0;
@@ -274,16 +304,13 @@ TEST_P(RandomModel, GreedyTextMatchesTheRecord) {
 // A row's logits do not depend on its neighbours, beyond the rounding of products over other
 // numbers of rows.
 TEST_P(RandomModel, BatchEqualsAlone) {
-  const auto folder = repository() / "tests/golden/random" / GetParam();
-  ThreadPool pool(1);
-  const auto model = load_cpu_model(folder, DType::kFloat32, pool);
   const std::vector<std::vector<int32_t>> prompts = {
       {5, 6, 7, 8, 9}, {200}, {33, 1, 17, 250, 4, 90}};
-  const int64_t vocab = model->config().vocab_size;
+  const int64_t vocab = model_->config().vocab_size;
   const auto count = static_cast<int64_t>(prompts.size());
   // Row by row the logits of the prompt's last token, then those of every step.
   const auto run = [&](const std::vector<size_t>& chosen) {
-    Rows rows(*model, {.buffer_len = 3, .rows = count, .context = 64, .max_logits = count});
+    Rows rows(*model_, {.buffer_len = 3, .rows = count, .context = 64, .max_logits = count});
     std::vector<std::vector<float>> all(chosen.size());
     std::vector<RowTokens> windows;
     std::vector<int32_t> wanted, next;
@@ -320,7 +347,7 @@ TEST(Dialects, LogitsEqualTheSources) {
   const std::filesystem::path fixtures = REPLAYSSM_DIALECTS_DIR;
   ThreadPool pool(1);
   const auto logits = [&](const std::filesystem::path& folder) {
-    const auto model = load_cpu_model(folder, DType::kFloat32, pool);
+    const auto model = load_cpu_model({folder}, DType::kFloat32, pool);
     return prompt_logits(*model, {5, 200, 33, 7, 8, 9, 120, 64, 5, 3, 251, 17});
   };
   const json manifest = read_json(fixtures / "manifest.json");

@@ -98,7 +98,7 @@ TEST(SlotPool, ResetsTheCursorOnAcquire) {
   const testing::FakeModel model;
   SlotPool pool(model.config(), kRing, DType::kFloat32, DType::kFloat32, 1);
   ASSERT_EQ(pool.acquire(), 0);
-  pool.cursor(0) = {.ring_start = 99, .ring_count = 2, .ring_limit = 1, .fold_count = 2};
+  pool.set_cursor(0, {.ring_start = 99, .ring_count = 2, .ring_limit = 1, .fold_count = 2});
   pool.release(0);
   ASSERT_EQ(pool.acquire(), 0);
   EXPECT_EQ(committed_tokens(pool.cursor(0), kRing), 0);

@@ -25,6 +25,20 @@ inline std::string read_text(const std::filesystem::path& path) {
 
 inline json read_json(const std::filesystem::path& path) { return json::parse(read_text(path)); }
 
+// What a model runs on: "cpu" or "cuda".
+using Device = std::string;
+
+// Why it cannot; empty where it can.
+inline std::string obstacle(const std::filesystem::path& folder, const Device& device) {
+  return device == "cuda" ? cuda_obstacle(load_config(folder)) : std::string();
+}
+
+inline std::unique_ptr<Model> load_model(const std::filesystem::path& folder, DType dtype,
+                                         const Device& device, ThreadPool& pool) {
+  return device == "cuda" ? load_cuda_model({folder}, dtype)
+                          : load_cpu_model({folder}, dtype, pool);
+}
+
 // Logits of every position of a prompt: [tokens, vocab].
 inline std::vector<float> prompt_logits(Model& model, const std::vector<int32_t>& ids) {
   const auto count = static_cast<int64_t>(ids.size());

@@ -130,6 +130,19 @@ TEST(Sample, TopPKeepsTheSmallestSetOfALargeVocabulary) {
   EXPECT_LE(largest, 2001);
 }
 
+TEST(Sample, LimitsThatKeepAllChangeNoDraw) {
+  const std::vector<float> logits = {0.3F, 2.1F, -1.0F, 1.4F, 0.9F};
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    const SamplingParams free{.temperature = 1, .seed = seed};
+    SamplingParams top_p = free, top_k = free;
+    top_p.top_p = 0.9999;
+    top_k.top_k = 5;
+    const int32_t want = sample(logits, free, {}, {}, 0).id;
+    EXPECT_EQ(sample(logits, top_p, {}, {}, 0).id, want) << seed;
+    EXPECT_EQ(sample(logits, top_k, {}, {}, 0).id, want) << seed;
+  }
+}
+
 TEST(Sample, GreedyTakesTheLargestAndTiesGoToTheLowerId) {
   EXPECT_EQ(sample(kLogits, {}, {}, {}, 0).id, 1);
   const std::vector<float> ties = {-kInfinity, 2, 5, 5, 5};

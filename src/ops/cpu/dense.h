@@ -6,9 +6,14 @@
 #include <cstdint>
 
 #include "core/thread_pool.h"
+#include "ops/layer_params.h"
 #include "replayssm/types.h"
 
 namespace replayssm::cpu {
+
+using replayssm::GateActivation;
+using replayssm::GatedNormParams;
+using replayssm::RouterParams;
 
 // y[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. x, y: [rows, dim], contiguous; y in `dtype`.
 void rms_norm(const float* x, const float* weight, int64_t rows, int64_t dim, float eps, void* y,
@@ -18,25 +23,6 @@ void rms_norm(const float* x, const float* weight, int64_t rows, int64_t dim, fl
 void head_rms_norm(float* x, int64_t row_stride, const float* weight, int64_t rows, int64_t heads,
                    int64_t dim, float eps, ThreadPool& pool);
 
-enum class GateActivation : uint8_t { kSilu, kSigmoid };
-
-struct GatedNormParams {
-  const float* x = nullptr;     // [rows, groups * group_dim]
-  const float* gate = nullptr;  // the same shape, rows gate_stride apart
-  int64_t gate_stride = 0;
-  const float* weight = nullptr;  // [weight_dim]; null = no normalisation, gate only
-  int64_t rows = 0;
-  int64_t groups = 0;
-  int64_t group_dim = 0;
-  bool weight_per_group =
-      false;  // weight is [group_dim], shared by the groups; else [groups * group_dim]
-  bool gate_first = false;  // norm(x * act(gate)) * weight; else (norm(x) * weight) * act(gate)
-  GateActivation activation = GateActivation::kSilu;
-  float eps = 0;
-  void* y = nullptr;  // [rows, groups * group_dim] in `dtype`
-  DType dtype = DType::kFloat32;
-};
-// The gated normalisation behind a recurrent layer, over groups of consecutive channels.
 void gated_rms_norm(const GatedNormParams& params, ThreadPool& pool);
 
 // y = silu(gate) * up. gate_up: [rows, 2 * dim], gate first; y: [rows, dim] in `dtype`.
@@ -102,20 +88,6 @@ void paged_attention(const KvCache& cache, const KvBatch& batch, const float* q,
 void sigmoid_gate(const float* x, const float* gate, int64_t gate_stride, int64_t rows, int64_t dim,
                   void* y, DType dtype, ThreadPool& pool);
 
-struct RouterParams {
-  const float* logits = nullptr;           // [rows, experts]
-  const float* correction_bias = nullptr;  // [experts], used for the selection only; may be null
-  int64_t rows = 0;
-  int64_t experts = 0;
-  int64_t top_k = 0;
-  int64_t groups = 1;         // experts compete in `groups` groups ...
-  int64_t top_groups = 1;     // ... of which the best `top_groups` (sum of their two best) stay
-  bool sigmoid = false;       // scores: sigmoid of the logits, else softmax over all experts
-  bool renormalize = true;    // the chosen weights are divided by their sum
-  float scale = 1;            // and multiplied by this
-  int32_t* expert = nullptr;  // [rows, top_k]
-  float* weight = nullptr;    // [rows, top_k]
-};
 // Chooses the experts of every token and their weights. Ties go to the lower index.
 void route_experts(const RouterParams& params, ThreadPool& pool);
 

@@ -5,9 +5,13 @@
 
 #include "core/buffer.h"
 #include "core/thread_pool.h"
+#include "ops/layer_params.h"
 #include "replayssm/ops.h"
 
 namespace replayssm::cpu {
+
+using replayssm::DeltaGateParams;
+using replayssm::Mamba2GateParams;
 
 // Scratch memory of one call, in bytes, for a pool of `threads`.
 int64_t recurrent_workspace_bytes(const RecurrentShape& shape, const RingConfig& ring, int threads);
@@ -27,35 +31,8 @@ void causal_conv(const ConvParams& params, ThreadPool& pool);
 // compare with. Windows are chains; cursors are not read.
 void shifting_conv(const ConvParams& params, ThreadPool& pool);
 
-// Mamba-2: b = clamp(softplus(dt + dt_bias), dt_min, dt_max), g = b * a with a = -exp(A_log).
-// dt: [tokens, heads], tokens dt_stride apart; b, g: [tokens, heads].
-struct Mamba2GateParams {
-  const float* dt = nullptr;
-  int64_t dt_stride = 0;
-  const float* dt_bias = nullptr;
-  const float* a = nullptr;
-  float dt_min = 0;
-  float dt_max = 0;
-  int64_t tokens = 0;
-  int64_t heads = 0;
-  float* b = nullptr;
-  float* g = nullptr;
-};
 void mamba2_gates(const Mamba2GateParams& params, ThreadPool& pool);
 
-// Gated Delta: b = sigmoid(beta), g = a * softplus(alpha + dt_bias) with a = -exp(A_log).
-// beta, alpha: [tokens, heads], tokens `stride` apart. Without alpha (Kimi Delta) b only.
-struct DeltaGateParams {
-  const float* beta = nullptr;
-  const float* alpha = nullptr;
-  int64_t stride = 0;
-  const float* dt_bias = nullptr;
-  const float* a = nullptr;
-  int64_t tokens = 0;
-  int64_t heads = 0;
-  float* b = nullptr;
-  float* g = nullptr;
-};
 void delta_gates(const DeltaGateParams& params, ThreadPool& pool);
 
 }  // namespace replayssm::cpu

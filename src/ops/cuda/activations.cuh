@@ -46,6 +46,15 @@ __device__ inline void store_run(void* data, DType dtype, int64_t index, const f
   }
 }
 
+// Two elements from an even index on, of an array aligned to two.
+__device__ inline void store_pair(void* data, DType dtype, int64_t index, const float* x) {
+  switch (dtype) {
+    case DType::kBFloat16: return store_elements<Bf16, 2>(static_cast<Bf16*>(data) + index, x);
+    case DType::kFloat16: return store_elements<Fp16, 2>(static_cast<Fp16*>(data) + index, x);
+    default: return store_elements<float, 2>(static_cast<float*>(data) + index, x);
+  }
+}
+
 // kCount consecutive floats that no kernel of the stream writes.
 template <int kCount>
 __device__ inline void load_constants(const float* from, float* x) {

@@ -29,7 +29,23 @@ __device__ inline void copy_async_16(void* shared, const void* global) {
                "l"(global)
                : "memory");
 }
+__device__ inline void copy_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
+               : "memory");
+}
+// Zeroes instead where the source is not `valid`.
+__device__ inline void copy_async_16_or_zero(void* shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Asks for the memory around `global`.
+__device__ inline void prefetch_line(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+// All copies of this thread are here.
+__device__ inline void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // All but the newest kGroups groups of this thread are here.
 template <int kGroups>
 __device__ inline void copy_async_wait_but() {

@@ -15,6 +15,7 @@
 #include "ops/check_params.h"
 #include "ops/cuda/activations.cuh"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/fast_divide.h"
 #include "ops/cuda/vector_width.h"
 #include "replay/cursor.h"
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/cuda/step_layout.h"
+#include "ops/cuda/padded_rows.h"
 #include "replayssm/types.h"
 
 namespace replayssm::cuda {

@@ -1,21 +1,16 @@
-// Gates of the recurrence with a scalar decay: one thread per head and token, fp32 functions as
-// exact as the library's.
+// Gates of the recurrence with a scalar decay: one thread per head and token.
 
 #include "ops/cuda/gates.h"
 
 #include "core/check.h"
 #include "ops/check_params.h"
-#include "ops/cuda/activations.cuh"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/scalar_gates.cuh"
 
 namespace replayssm::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-
-// log(1 + e^x), with a relative precision that does not suffer where it is small; x itself from
-// where the two are equal in fp32.
-__device__ inline float exact_softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // Where a thread stands.
 struct Place {
@@ -37,9 +32,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!active) return;
   float raw;
   load_run<1>(p.dt, p.dtype, token * p.dt_stride + head, &raw);
-  // NaN passes both comparisons.
-  float b = exact_softplus(raw + bias);
-  b = b < p.dt_min ? p.dt_min : p.dt_max < b ? p.dt_max : b;
+  const float b = mamba2_strength(raw, bias, p.dt_min, p.dt_max);
   p.b[token * p.heads + head] = b;
   p.g[token * p.heads + head] = b * a;
 }
@@ -58,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   load_run<1>(p.beta, p.dtype, from, &beta);
   if (decays) load_run<1>(p.alpha, p.dtype, from, &alpha);
   p.b[to] = sigmoid(beta);
-  if (decays) p.g[to] = a * exact_softplus(alpha + bias);
+  if (decays) p.g[to] = delta_log_decay(alpha, bias, a);
 }
 
 dim3 grid_of(int64_t tokens, int64_t heads) {

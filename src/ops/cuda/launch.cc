@@ -8,7 +8,7 @@ namespace {
 
 bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device) {
   if (step.shape.head_dim % (config.slices * kPassRows) != 0) return false;
-  return step_layout(step.shape, step.ring, step.activation, step.read, config).total <=
+  return step_layout(step.shape, step.ring, step.types, config).total <=
          device.shared_bytes_per_block;
 }
 
@@ -30,9 +30,10 @@ Device current_device() {
 StepDescription describe(const RecurrentStepParams& params) {
   return {.shape = params.shape,
           .ring = params.batch.ring,
-          .activation = params.state.activation_dtype,
-          .read = params.state.read_copy.data ? params.state.read_copy.dtype
-                                              : params.state.checkpoint_dtype,
+          .types = {.activation = params.state.activation_dtype,
+                    .checkpoint = params.state.checkpoint_dtype,
+                    .read = params.state.read_copy.data ? params.state.read_copy.dtype
+                                                        : params.state.checkpoint_dtype},
           .sequences = params.batch.sequences};
 }
 
@@ -48,8 +49,10 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
     config = next;
   }
   // Many: heads share what a block needs once, as long as each multiprocessor has blocks enough to
-  // even out those that fold. Less state a head, or more tokens, leave less time for it.
-  const bool short_of_time = step.read != DType::kFloat32 || step.ring.max_window > 1;
+  // even out those that fold, and blocks enough at a time to hide what each waits for.
+  // Less state a head, or more work for each, leave less time for it.
+  const bool short_of_time = step.types.read != DType::kFloat32 || step.ring.max_window > 1 ||
+                             shape.family != Family::kMamba2;
   const int64_t most_rows = short_of_time ? 320 : 160;
   while (config.slices == 1 && group % (2 * config.heads) == 0 &&
          shape.head_dim * 2 * config.heads <= most_rows) {

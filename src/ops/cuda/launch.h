@@ -20,8 +20,7 @@ Device current_device();
 struct StepDescription {
   RecurrentShape shape;
   RingConfig ring;
-  DType activation = DType::kBFloat16;
-  DType read = DType::kFloat32;  // what steps that do not fold read
+  StepTypes types;
   int64_t sequences = 0;
 };
 

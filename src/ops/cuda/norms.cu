@@ -7,28 +7,19 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/check.h"
-#include "ops/check_params.h"
 #include "ops/cuda/activations.cuh"
+#include "ops/cuda/block_reduce.cuh"
+#include "ops/cuda/check_rows.h"
 #include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/reduce.cuh"
-#include "ops/cuda/vector_width.h"
 
 namespace replayssm::cuda {
 namespace {
 
 constexpr int kMinThreads = 128, kMaxThreads = 1024;
 
-// The sum over a team, in each of its threads.
+// The sum over a team, in each of its threads. A team of more than a warp is a block.
 __device__ inline float team_sum(float x, int team, float* shared) {
-  for (int d = min(team, 32) / 2; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
-  if (team <= 32) return x;
-  const int warp = threadIdx.x / 32, warps = team / 32;
-  if (threadIdx.x % 32 == 0) shared[warp] = x;
-  __syncthreads();
-  x = static_cast<int>(threadIdx.x % 32) < warps ? shared[threadIdx.x % 32] : 0.0f;
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
-  return x;
+  return team <= 32 ? warp_sum(x, team) : block_sum(x, shared);
 }
 
 // A thread has kChunks runs of kVec consecutive channels, those of a team side by side.
@@ -39,9 +30,10 @@ __global__ void __launch_bounds__(kMaxThreads)
   __shared__ float shared[kMaxThreads / 32];
   const int member = static_cast<int>(threadIdx.x) & (team - 1);
   const int64_t teams = blockDim.x / team, group = blockIdx.x * teams + threadIdx.x / team;
-  const bool exists = group < p.rows * p.groups;
+  bool exists = group < p.rows * p.groups;
   const int64_t row = exists ? group / p.groups : 0,
                 channel = (group - row * p.groups) * p.group_dim;
+  if (p.first_row) exists = exists && *p.first_row <= row && row < *p.end_row;
   const auto at = [&](int c) { return (c * team + member) * kVec; };
   const auto active = [&](int c) { return exists && at(c) < p.group_dim; };
   float x[kChunks][kVec], act[kChunks][kVec], weight[kChunks][kVec];
@@ -64,6 +56,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int e = 0; e < kVec; ++e) {
       const float z = act[c][e];
       act[c][e] = p.activation == GateActivation::kSilu ? silu(z) : sigmoid(z);
+      if (x[c][e] == 0) act[c][e] = 0;  // rows of padding are zeros and have gates of any kind
       if (p.gate_first) x[c][e] *= act[c][e];
       sum = fmaf(x[c][e], x[c][e], sum);
     }
@@ -93,11 +86,6 @@ void launch_norm(const GatedNormParams& p, cudaStream_t stream) {
   if (blocks > INT32_MAX) fail("rows: expected fewer, got ", p.rows, " of ", p.groups, " groups");
   launch_dependent("gated_rms_norm", gated_rms_norm_kernel<kVec, kChunks>,
                    dim3(static_cast<unsigned>(blocks)), threads, 0, stream, p, team);
-}
-
-void check_float(const char* name, DType dtype) {
-  if (dtype_bytes(dtype) < 2)
-    fail(name, ": expected float32, float16 or bfloat16, got ", dtype_name(dtype));
 }
 
 void check_norm(const GatedNormParams& p) {

@@ -4,11 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "replayssm/types.h"
+#include "replayssm/ops.h"
 
 namespace replayssm::cuda {
-
-enum class GateActivation : uint8_t { kSilu, kSigmoid };
 
 // Largest group_dim.
 inline constexpr int64_t kMaxGroupDim = 8192;
@@ -16,8 +14,8 @@ inline constexpr int64_t kMaxGroupDim = 8192;
 // y = norm(x act(gate)) weight where gate_first is set, else (norm(x) weight) act(gate), with
 // norm(x) = x / sqrt(mean(x^2) + eps). Without a weight nothing is normalised: y = x act(gate).
 //
-// Types are float32, float16 or bfloat16. weight is read before the kernel enqueued just before has
-// ended: it must not write it.
+// A zero of x stays one, whatever its gate. Types are float32, float16 or bfloat16. weight and the
+// bounds of rows are read before the kernel enqueued just before has ended: it must not write them.
 struct GatedNormParams {
   const void* x = nullptr;     // [rows, groups * group_dim]
   const void* gate = nullptr;  // the same shape, rows gate_stride apart
@@ -30,6 +28,8 @@ struct GatedNormParams {
   bool gate_first = false;
   GateActivation activation = GateActivation::kSilu;
   float eps = 0;
+  // Only the rows [*first_row, *end_row) are read and written; null: all.
+  const int32_t *first_row = nullptr, *end_row = nullptr;
   void* y = nullptr;  // [rows, groups * group_dim]
   DType x_dtype = DType::kFloat32;
   DType gate_dtype = DType::kFloat32;

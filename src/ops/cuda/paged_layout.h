@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "ops/cuda/launch.h"
-#include "ops/cuda/step_layout.h"
+#include "ops/cuda/padded_rows.h"
 #include "ops/paged.h"
 
 namespace replayssm::cuda {

@@ -63,8 +63,24 @@ void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, dim3 
   });
 }
 
-void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_all,
-            const int32_t* target_slot, cudaStream_t stream) {
+}  // namespace
+
+// Rows of ring and window must fit into a block's shared memory.
+LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) {
+  const StepDescription step = describe(p);
+  const LaunchConfig config = choose_launch(step, device);
+  const int bytes = step_layout(step.shape, step.ring, step.types, config).total;
+  if (bytes > device.shared_bytes_per_block) {
+    fail("batch.ring: expected rows that fit into the ", device.shared_bytes_per_block,
+         " bytes of a block's shared memory, got buffer_len=", step.ring.buffer_len,
+         " max_window=", step.ring.max_window, ", which take ", bytes);
+  }
+  return config;
+}
+
+void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaunch launch,
+              cudaStream_t stream) {
+  check_step(p);
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
                       s.head_dim % (config.slices * kPassRows) == 0 &&
@@ -72,9 +88,8 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
                       std::has_single_bit(unsigned(config.warps)) && config.warps <= kMaxWarps,
                   to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
   if (p.batch.sequences == 0) return;
-  StepLaunch launch;
   launch.config = config;
-  launch.layout = step_layout(s, p.batch.ring, p.state.activation_dtype, describe(p).read, config);
+  launch.layout = step_layout(s, p.batch.ring, describe(p).types, config);
   launch.heads = static_cast<int>(s.heads);
   launch.key_heads = static_cast<int>(s.key_heads);
   launch.head_dim = static_cast<int>(s.head_dim);
@@ -83,8 +98,9 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   launch.passes = FastDivide(launch.head_passes);
   launch.group = FastDivide(static_cast<uint32_t>(s.heads / s.key_heads));
   launch.ring_rows = FastDivide(launch.layout.rows);
-  launch.fold_all = fold_all;
-  launch.target_slot = target_slot;
+  if (launch.conv.x) {
+    launch.conv_units = (launch.layout.columns + 2 * static_cast<int>(s.state_dim)) / kConvUnit;
+  }
   const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
                   static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
   switch (s.family) {
@@ -94,30 +110,13 @@ void launch(const RecurrentStepParams& p, const LaunchConfig& config, bool fold_
   }
 }
 
-// Rows of ring and window must fit into a block's shared memory.
-LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) {
-  const StepDescription step = describe(p);
-  const LaunchConfig config = choose_launch(step, device);
-  const int bytes = step_layout(step.shape, step.ring, step.activation, step.read, config).total;
-  if (bytes > device.shared_bytes_per_block) {
-    fail("batch.ring: expected rows that fit into the ", device.shared_bytes_per_block,
-         " bytes of a block's shared memory, got buffer_len=", step.ring.buffer_len,
-         " max_window=", step.ring.max_window, ", which take ", bytes);
-  }
-  return config;
-}
-
-}  // namespace
-
 void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
                     cudaStream_t stream) {
-  check_step(params);
-  launch(params, config, false, nullptr, stream);
+  run_step(params, config, {}, stream);
 }
 
 void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream) {
-  check_step(params);
-  launch(params, fitting_launch(params, device), false, nullptr, stream);
+  run_step(params, fitting_launch(params, device), {}, stream);
 }
 
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream) {
@@ -127,8 +126,10 @@ void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cud
   step.state = params.state;
   step.channel_gate = params.channel_gate;
   step.rounding = params.rounding;
-  check_step(step);
-  launch(step, fitting_launch(step, device), true, params.target_slot, stream);
+  StepLaunch launch;
+  launch.fold_all = true;
+  launch.target_slot = params.target_slot;
+  run_step(step, fitting_launch(step, device), launch, stream);
 }
 
 }  // namespace replayssm::cuda

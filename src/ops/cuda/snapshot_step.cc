@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 #include "ops/check_params.h"
-#include "ops/cuda/snapshot_launch.h"
+#include "ops/cuda/snapshot_instances.h"
 #include "ops/cuda/vector_width.h"
 
 namespace replayssm::cuda {

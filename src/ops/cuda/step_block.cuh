@@ -13,14 +13,18 @@ namespace replayssm::cuda {
 struct BlockPlace {
   int head, row;  // its first head, and the first of its rows within that head
   int key_head;
+  bool leads_key;             // the first of its key head's
   bool owns_key, owns_gates;  // it appends the window's keys, its gates
   int slot, target, token, window;
   int64_t ring_row;   // the slot's first physical row
   int ring_first;     // row 0, counted from there
   int history, rows;  // ring rows; with the window
+  int conv_first;     // where the window's first input goes among the slot's, of a fused step
   bool copies;        // goes to another slot even where there is nothing to fold
   int stored;         // the first rows: their effect goes into the checkpoint
   int replayed;       // the first rows: the recurrence runs over them
+  int tiled;          // the first rows: folded on the tensor cores, while outputs are read off the
+                      // state as it was; else 0
   bool reads_after;   // a token's output is read off the state behind it; else all outputs are read
                       // off the state behind `replayed`, and the rows from there on are mixed in
 
@@ -33,6 +37,8 @@ struct BlockPlace {
   }
 };
 
+static_assert(sizeof(BlockPlace) <= kPlaceBytes);
+
 // Past the first-level cache: the kernel that moved the cursor may have ended just now.
 __device__ inline Cursor current_cursor(const Cursor* cursor) {
   Cursor c;
@@ -42,7 +48,9 @@ __device__ inline Cursor current_cursor(const Cursor* cursor) {
   return c;
 }
 
-// Reads what the kernel before may not write: see wait_for_predecessor.
+// Reads what the kernel before may not write: see wait_for_predecessor. kTiled: there is a kernel
+// that folds on the tensor cores.
+template <bool kTiled>
 __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const StepLaunch& launch) {
   BlockPlace b{};
   const auto& config = launch.config;
@@ -57,8 +65,9 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
       launch.fold_all ? 0 : min(p.batch.query_start[sequence + 1] - b.token, launch.layout.window);
   b.target = launch.target_slot ? launch.target_slot[sequence] : b.slot;
   const bool keeps = !launch.fold_all && p.route != Route::kConventional;
+  b.leads_key = blockIdx.z == 0 && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
   b.owns_gates = keeps && blockIdx.z == 0;
-  b.owns_key = b.owns_gates && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
+  b.owns_key = keeps && b.leads_key;
   if (b.slot < 0) return b;
   b.copies = launch.fold_all && b.target != b.slot && b.target >= 0;
   const Cursor cursor = current_cursor(p.batch.cursors + b.slot);
@@ -66,12 +75,20 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   b.ring_first = static_cast<int>(launch.ring_rows.modulo64(cursor.ring_start - cursor.fold_count));
   b.history = min(max(cursor.fold_count + cursor.ring_count, 0), launch.layout.rows - b.window);
   b.rows = b.history + b.window;
+  if (launch.conv.x) {
+    b.conv_first =
+        static_cast<int>(launch.conv_rows.modulo64(cursor.ring_start + cursor.ring_count));
+  }
   const bool conventional = p.route == Route::kConventional;
   b.reads_after = conventional || (p.route == Route::kStateAndOutput && !p.batch.parent);
   b.stored = launch.fold_all ? b.history
              : conventional  ? b.rows
                              : min(cursor.fold_count, b.history);
   b.replayed = b.reads_after ? b.rows : p.route == Route::kStateAndOutput ? b.history : b.stored;
+  if (kTiled && p.route == Route::kOutputOnly && b.stored <= kMostTileRows) {
+    b.tiled = b.stored;
+    b.replayed = 0;
+  }
   return b;
 }
 
@@ -82,34 +99,55 @@ class BlockShared {
  public:
   static constexpr int kPerLane = kState / kRowLanes;
   static constexpr int kPadded = padded_width(kState);
+  static constexpr int kKeyStride = row_stride(kState, sizeof(Act));
+  static constexpr int kPartStride = row_stride(kState, 2);
 
   __device__ BlockShared(const StepLayout& layout, char* memory)
       : layout_(layout), memory_(memory) {}
 
+  __device__ BlockPlace& place() const {
+    return *reinterpret_cast<BlockPlace*>(memory_ + layout_.place);
+  }
   __device__ Act* key(int j) const {
-    return reinterpret_cast<Act*>(memory_ + layout_.keys) + j * kState;
+    return reinterpret_cast<Act*>(memory_ + layout_.keys) + j * kKeyStride;
   }
   __device__ Act* query(int i) const { return key(layout_.rows + i); }
+  __device__ int value_stride() const { return row_stride(layout_.columns, sizeof(Act)); }
   __device__ Act* value(int j) const {
-    return reinterpret_cast<Act*>(memory_ + layout_.values) + j * layout_.columns;
+    return reinterpret_cast<Act*>(memory_ + layout_.values) + j * value_stride();
   }
+  // 16 bytes.
+  __device__ void* zeros() const { return memory_ + layout_.zeros; }
   __device__ float* strengths(int head) const { return gates(layout_.strengths, head); }
-  // Scalar decays.
+  // Scalar decays and their logarithms.
   __device__ float* decays(int head) const { return gates(layout_.decays, head); }
+  __device__ float* log_decays(int head) const { return gates(layout_.log_decays, head); }
   // Kimi Delta's: a padded row.
   __device__ float* channel_decays(int head, int j) const {
     return floats(layout_.decays) + (head * layout_.rows + j) * kPadded;
   }
-  // Mamba-2: the logarithms of its decays.
-  __device__ float* log_decays(int head) const { return gates(layout_.factors, head); }
-  // What makes a raw key, or query, one of length 1.
+  // As they came, until there are decays in their place.
+  __device__ Act* raw_gates(int head, int j) const {
+    return reinterpret_cast<Act*>(channel_decays(head, j) + kPadded) - kState;
+  }
+  // The delta rule: what makes a raw key one of length 1.
   __device__ float* key_factors() const { return floats(layout_.factors); }
-  __device__ float* query_factors() const { return key_factors() + layout_.rows; }
-  // Mamba-2: k_j . q_i of row j.
-  __device__ float* products(int j) const { return floats(layout_.products) + j * layout_.per_row; }
-  // What the value of row j adds to the output of each token; Mamba-2: without products.
-  __device__ float* coefficients(int head, int j) const {
-    return floats(layout_.coefficients) + (head * layout_.rows + j) * layout_.per_row;
+  // Of query i with all rows; the Gram form's of row m with rows before it.
+  __device__ float* query_products(int i) const {
+    return floats(layout_.products) + i * layout_.product_stride;
+  }
+  __device__ float* row_products(int m) const { return query_products(layout_.window + m); }
+  __device__ int token_index(int head, int i) const { return head * layout_.window + i; }
+  // What the values of all rows add to the output of token i: operands, a part of them; floats.
+  __device__ Bf16* weights(int part, int head, int i) const {
+    return operands(layout_.weights, part, token_index(head, i), layout_.weight_stride);
+  }
+  __device__ float* plain_weights(int head, int i) const {
+    return floats(layout_.weights) + token_index(head, i) * layout_.weight_stride;
+  }
+  // The target of token i is the sum of all keys, then queries, with these factors.
+  __device__ Bf16* steps(int part, int head, int i) const {
+    return operands(layout_.steps, part, token_index(head, i), layout_.step_stride);
   }
   // The vector of token i that meets the state of a head.
   __device__ int target_index(int head, int i) const {
@@ -118,23 +156,32 @@ class BlockShared {
   __device__ float* target(int head, int i) const {
     return floats(layout_.targets) + target_index(head, i) * kPadded;
   }
-  // Its 16-bit parts; what their products are scaled by.
-  __device__ char* parts(int head, int i, int stride) const {
-    return memory_ + layout_.parts + target_index(head, i) * stride;
+  // As operands, so many bytes, and what their products are scaled by.
+  __device__ void* parts(int head, int i, int bytes) const {
+    return memory_ + layout_.parts + target_index(head, i) * bytes;
   }
   __device__ float& part_scale(int head, int i) const {
     return floats(layout_.part_scales)[target_index(head, i)];
   }
-  // Mamba-2: what the product of state and query is scaled by.
+  // What the product of state and target is scaled by.
   __device__ float& output_scale(int head, int i) const {
-    return floats(layout_.output_scales)[head * layout_.window + i];
+    return floats(layout_.output_scales)[token_index(head, i)];
   }
   __device__ float* row_scales() const { return floats(layout_.row_scales); }
   __device__ float* outputs(int i) const { return floats(layout_.outputs) + i * layout_.columns; }
-  // A lane's words in flight: those of a warp's lanes lie side by side.
+  __device__ FoldTerms& fold_terms(int head) const {
+    return reinterpret_cast<FoldTerms*>(memory_ + layout_.fold_terms)[head];
+  }
+  __device__ FoldMatrix& fold_matrix(int head) const {
+    return reinterpret_cast<FoldMatrix*>(memory_ + layout_.fold_matrices)[head];
+  }
+  // This warp's.
+  __device__ char* fold_rows() const {
+    return memory_ + layout_.fold_rows + threadIdx.x / 32 * kFoldRowBytes;
+  }
+  // A warp's words in flight.
   __device__ char* stream() const {
-    return memory_ + layout_.stream + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16) +
-           threadIdx.x % 32 * 16;
+    return memory_ + layout_.stream + threadIdx.x / 32 * (32 * kGroupsInFlight * kGroupWords * 16);
   }
 
   // A lane's share of a row of keys or queries, as states of S lie in eight lanes.
@@ -153,6 +200,9 @@ class BlockShared {
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(memory_ + offset); }
   __device__ float* gates(int offset, int head) const {
     return floats(offset) + head * layout_.rows;
+  }
+  __device__ Bf16* operands(int offset, int part, int token, int stride) const {
+    return reinterpret_cast<Bf16*>(memory_ + offset) + (part * layout_.tokens + token) * stride;
   }
 
   const StepLayout& layout_;

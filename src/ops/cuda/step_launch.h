@@ -1,7 +1,9 @@
 // One launch of the step kernel.
 #pragma once
 
-#include "ops/cuda/step_layout.h"
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/launch.h"
 
 namespace replayssm::cuda {
 
@@ -15,6 +17,20 @@ struct StepLaunch {
   FastDivide passes;                     // by head_passes
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
+
+  // Of a fused step (ops.h: LayerStepParams). conv.x null: v, k, q, b and g are given.
+  DType projected = DType::kFloat32;
+  LayerConv conv;
+  ScalarGates gates;
+  FastDivide conv_rows;  // by the rows of a slot's inputs
+  int conv_units = 0;    // of kConvUnit channels that a block convolves
 };
+
+// How a step is cut into blocks whose rows of ring and window fit into shared memory.
+LaunchConfig fitting_launch(const RecurrentStepParams& params, const Device& device);
+
+// Checks and launches. `launch` comes with what does not follow from the other two.
+void run_step(const RecurrentStepParams& params, const LaunchConfig& config, StepLaunch launch,
+              cudaStream_t stream);
 
 }  // namespace replayssm::cuda

@@ -4,10 +4,19 @@
 
 #include <cstdint>
 
+#include "ops/cuda/fast_divide.h"
+#include "ops/cuda/padded_rows.h"
 #include "replay/cursor.h"
 #include "replayssm/ops.h"
 
 namespace replayssm::cuda {
+
+// The element types of a step.
+struct StepTypes {
+  DType activation = DType::kBFloat16;
+  DType checkpoint = DType::kFloat32;
+  DType read = DType::kFloat32;  // what steps that do not fold read
+};
 
 // A block owns some heads of a key group, or a slice of one head's rows, of one sequence.
 struct LaunchConfig {
@@ -26,110 +35,167 @@ inline constexpr int kMaxWindow = 16;
 // Rows of a state that a warp takes at once: a pass.
 inline constexpr int kPassRows = 8;
 
+// Channels that a thread of a fused step convolves at once, and the taps of its convolution.
+inline constexpr int kConvUnit = 4, kFusedTaps = 4;
+
 // Words of 16 bytes that a lane has in flight: so many groups of so many.
 inline constexpr int kGroupWords = 8, kGroupsInFlight = 2;
 
-// Vectors that the tensor cores take at once.
-inline constexpr int kTileVectors = 4;
-
-// 16-bit parts of a vector that meets a state on the tensor cores: they keep its 24 bits.
+// 16-bit parts of a number that is an operand of the tensor cores: they keep its 24 bits.
 inline constexpr int kParts = 3;
 
-// Division of small numbers by a number known on the host.
-struct FastDivide {
-  uint32_t divisor = 1, magic = 0;
+// Most rows of ring and window for which the Gram form is solved: a lane each.
+inline constexpr int kMostGramRows = 32;
 
-  constexpr FastDivide() = default;
-  constexpr explicit FastDivide(uint32_t by)
-      : divisor(by), magic(static_cast<uint32_t>((uint64_t{1} << 32) / by)) {}
+// Most rows that the tensor cores fold.
+inline constexpr int kMostTileRows = 16;
 
-  // x < 2^32.
-  constexpr uint32_t modulo(uint32_t x) const {
-    if (divisor == 1) return 0;
-    const auto quotient = static_cast<uint32_t>((uint64_t{x} * magic) >> 32);
-    const uint32_t rest = x - quotient * divisor;  // the quotient is at most one too small
-    return rest >= divisor ? rest - divisor : rest;
-  }
-  constexpr uint32_t divide(uint32_t x) const {
-    if (divisor == 1) return x;
-    const auto quotient = static_cast<uint32_t>((uint64_t{x} * magic) >> 32);
-    return quotient + (x - quotient * divisor >= divisor ? 1 : 0);
-  }
-  // Any x; divisor < 2^16.
-  constexpr uint32_t modulo64(uint64_t x) const {
-    if (x >> 32 == 0) return modulo(static_cast<uint32_t>(x));
-    const uint32_t high = modulo(static_cast<uint32_t>(x >> 32));
-    const uint32_t step = modulo(modulo(0xffffffffu) + 1);  // 2^32
-    return modulo(high * step + modulo(static_cast<uint32_t>(x)));
-  }
-};
+// Activations that the tensor cores take as they are. All others pass through the general path.
+constexpr bool are_operands(DType activation) { return activation == DType::kBFloat16; }
 
-// Floats of a padded row: four more behind every 32, so that eight lanes reading rows as any
-// element type lays them out meet no bank twice.
-constexpr int padded_index(int element) { return element + element / 32 * 4; }
-constexpr int padded_width(int state_dim) { return padded_index(state_dim); }
+// What a block remembers of where it stands.
+inline constexpr int kPlaceBytes = 128;
 
-// Bytes between the parts of two vectors: such that the lanes of a tile meet no bank twice.
-constexpr int parts_stride(int state_dim) { return kParts * 2 * state_dim + 64; }
+// Elements from one row of keys, or values, in shared memory to the next: rows of eight lanes meet
+// no bank twice.
+constexpr int row_stride(int columns, int element_bytes) { return columns + 16 / element_bytes; }
+
+// Parts of a vector that meets states of type `read`: Mamba-2's queries may be operands themselves.
+constexpr int target_parts(Family family, DType activation, DType read) {
+  return family == Family::kMamba2 && are_operands(activation) && read == activation ? 1 : kParts;
+}
+
+// Bytes of a vector that meets fp32 states on the tensor cores.
+constexpr int halves_stride(int state_dim) { return 8 * state_dim + 16; }
 
 // What a block keeps in shared memory: offsets in bytes. Rows are those of ring and window. The
 // sizes are what the launch allows; a sequence may use less.
 struct StepLayout {
   int rows = 0;
-  int window = 0;   // tokens
-  int columns = 0;  // rows of the state that the block owns, over all its heads
-  int per_row = 0;  // coefficients of a row: one per token, four at a time
+  int window = 0;          // tokens
+  int tokens = 0;          // those of all its heads
+  int columns = 0;         // rows of the state that the block owns, over all its heads
+  int product_stride = 0;  // floats from the products of one row, or query, to the next
+  int weight_stride = 0;   // operands from the weights of one token to the next
+  int step_stride = 0;     // the same of steps
 
   int stream = 0;  // [warps] words that lanes have in flight
-  int keys = 0;    // [rows], then queries [window], as they came
-  int values = 0;  // [rows, columns], as they came
-  // Floats from here on.
-  int strengths = 0;  // [heads, rows]
-  int decays = 0;     // [heads, rows]; Kimi Delta: [heads, rows] padded rows
-  int factors = 0;  // delta: 1 / |k|, [rows], 1 / |q|, [window]; Mamba-2: log decays, [heads, rows]
-  int products = 0;      // Mamba-2: [rows, per_row]
-  int coefficients = 0;  // [heads, rows, per_row]
-  // Mamba-2's heads share their targets, the queries.
+  int place = 0;   // BlockPlace
+  int keys = 0;    // [rows], then queries [window], as they came, row_stride apart
+  int values = 0;  // [rows, columns], as they came, row_stride apart
+  int zeros = 0;   // 16 bytes: what operands are read from where there is no row
+  // Floats from here on, except for operands.
+  int strengths = 0;   // [heads, rows]
+  int log_decays = 0;  // [heads, rows] (not Kimi Delta)
+  int decays = 0;      // [heads, rows]; Kimi Delta: [heads, rows] padded rows
+  int factors = 0;     // delta: 1 / |k|, [rows]
+  int products = 0;    // of all rows with the queries, [window]; Gram form: with rows before
+  int weights = 0;     // what rows add to outputs: operands, [kParts, heads, window, rows];
+                       // general path: floats, [heads, window, rows]
+  int steps = 0;       // Gram form: targets are sums of keys and queries with these factors:
+                       // operands, [kParts, heads, window, rows and queries]
+  // Mamba-2's heads share theirs, the queries. A block has one kind:
   int targets = 0;        // [heads, window] padded rows
-  int parts = 0;          // [heads, window], parts_stride apart, 16-bit numbers
+  int parts = 0;          // operands, [heads, window]
   int part_scales = 0;    // [heads, window]
-  int output_scales = 0;  // Mamba-2: [heads, window]
+  int output_scales = 0;  // [heads, window]
   int row_scales = 0;     // of an 8-bit read copy: [columns]
   int outputs = 0;        // [window, columns]
+  int fold_terms = 0;     // folding on the tensor cores: [heads]
+  int fold_matrices = 0;  // the delta rule's, [heads]
+  int fold_rows = 0;      // what a fold hands from lane to lane, [warps]
   int total = 0;
 };
 
-// read: the type of the states that are read without being folded.
+// What a fold on the tensor cores needs to know about a head (step_fold.cuh). Rows that there are
+// not have zeros.
+struct FoldTerms {
+  float write[kMostTileRows];   // strength, times 1 / |k|
+  float behind[kMostTileRows];  // the decay of all rows behind this one
+  float total, unused[3];       // the decay of all rows
+};
+// The delta rule's besides.
+struct FoldMatrix {
+  float matrix[kMostTileRows][kMostTileRows];  // k_m . k_j and the decays between, at [m][j]
+  float known[kMostTileRows];                  // 1 / |k|
+  float before[kMostTileRows];                 // the decay of this row and all before it
+};
+
+// Bytes that a warp hands from lane to lane for it: 16 rows of numbers, or of operands in two
+// parts.
+inline constexpr int kFoldRowBytes = 4 * 16 * kMostTileRows;
+
+// Whether steps of these types fold on the tensor cores, up to kMostTileRows rows.
+constexpr bool folds_in_tiles(Family family, DType activation, DType checkpoint, bool has_copy) {
+  if (!are_operands(activation) || dtype_bytes(checkpoint) != 2 || has_copy) return false;
+  return family == Family::kMamba2 || (family == Family::kGatedDelta && checkpoint == activation);
+}
+
+// The Gram form in place of a walk.
+constexpr bool uses_gram(Family family, DType activation, int rows) {
+  return family == Family::kGatedDelta && are_operands(activation) && rows <= kMostGramRows;
+}
+
 constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& ring,
-                                 DType activation, DType read, const LaunchConfig& config) {
+                                 const StepTypes& types, const LaunchConfig& config) {
   StepLayout s;
   const auto take = [&](int bytes) {
     const int at = s.total;
-    s.total += (bytes + 15) / 16 * 16;
+    s.total += round_up(bytes, 16);
     return at;
   };
-  const bool mamba = shape.family == Family::kMamba2;
-  const int state = static_cast<int>(shape.state_dim), padded = padded_width(state);
-  const int act = static_cast<int>(dtype_bytes(activation));
+  const bool mamba = shape.family == Family::kMamba2, kimi = shape.family == Family::kKimiDelta;
+  const bool operands = are_operands(types.activation);
+  const int state = static_cast<int>(shape.state_dim);
+  const int act = static_cast<int>(dtype_bytes(types.activation));
   s.rows = static_cast<int>(ring_rows(ring.buffer_len, ring.max_window));
   s.window = ring.max_window;
+  s.tokens = config.heads * s.window;
   s.columns = static_cast<int>(shape.head_dim) * config.heads / config.slices;
-  s.per_row = s.window == 1 ? 1 : (s.window + 3) / 4 * 4;
-  const int gates = 4 * config.heads * s.rows, targets = (mamba ? 1 : config.heads) * s.window;
+  s.product_stride = round_up(s.rows - 4, 16) + 4;  // eight lanes by four meet no bank twice
+  s.weight_stride = round_up(s.rows, 16) + 8;
+  s.step_stride = round_up(s.rows + s.window, 16) + 8;
+  const bool gram = uses_gram(shape.family, types.activation, s.rows);
+  const int gates = 4 * config.heads * s.rows, targets = mamba ? s.window : s.tokens;
   s.stream = take(config.warps * 32 * kGroupsInFlight * kGroupWords * 16);
-  s.keys = take((s.rows + s.window) * state * act);
-  s.values = take(s.rows * s.columns * act);
+  s.place = take(kPlaceBytes);
+  s.keys = take((s.rows + s.window) * row_stride(state, act) * act);
+  s.values = take(s.rows * row_stride(s.columns, act) * act);
+  s.zeros = take(16);
   s.strengths = take(gates);
-  s.decays = take(shape.family == Family::kKimiDelta ? gates * padded : gates);
-  s.factors = take(mamba ? gates : 4 * (s.rows + s.window));
-  if (mamba) s.products = take(4 * s.rows * s.per_row);
-  s.coefficients = take(gates * s.per_row);
-  s.targets = take(4 * targets * padded);
-  if (read != DType::kFloat32) s.parts = take(targets * parts_stride(state));
-  s.part_scales = take(4 * targets);
-  if (mamba) s.output_scales = take(4 * config.heads * s.window);
-  if (dtype_bytes(read) == 1) s.row_scales = take(4 * s.columns);
+  if (!kimi) s.log_decays = take(gates);
+  s.decays = take(kimi ? gates * padded_width(state) : gates);
+  if (!mamba) s.factors = take(4 * s.rows);
+  const bool folds = folds_in_tiles(shape.family, types.activation, types.checkpoint,
+                                    types.read != types.checkpoint);
+  // What is dead when outputs are formed lies where these and what folds hand over do.
+  const int early = s.total;
+  if (mamba || gram) s.products = take(4 * (s.window + (gram ? s.rows : 0)) * s.product_stride);
+  if (gram) s.steps = take(s.tokens * s.step_stride * 2 * kParts);
+  const int early_end = s.total;
+  s.total = early;
   s.outputs = take(4 * s.window * s.columns);
+  if (folds) s.fold_rows = take(config.warps * kFoldRowBytes);
+  s.total = s.total > early_end ? s.total : early_end;
+  if (folds) {
+    s.fold_terms = take(config.heads * static_cast<int>(sizeof(FoldTerms)));
+    if (!mamba) s.fold_matrices = take(config.heads * static_cast<int>(sizeof(FoldMatrix)));
+  }
+  s.weights = take(s.tokens * s.weight_stride * (operands ? 2 * kParts : 4));
+  s.targets = take(4 * targets * padded_width(state));
+  s.parts = s.targets;
+  int part_bytes = 0;
+  if (types.read != DType::kFloat32) {
+    part_bytes =
+        target_parts(shape.family, types.activation, types.read) * row_stride(state, 2) * 2;
+  } else if (s.window > 1) {
+    part_bytes = halves_stride(state);
+  }
+  const int parts_end = s.parts + round_up(targets * part_bytes, 16);
+  s.total = s.total > parts_end ? s.total : parts_end;
+  s.part_scales = take(4 * targets);
+  s.output_scales = take(4 * s.tokens);
+  if (dtype_bytes(types.read) == 1) s.row_scales = take(4 * s.columns);
   return s;
 }
 

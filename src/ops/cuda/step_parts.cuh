@@ -1,9 +1,8 @@
-// The operands of the tensor cores. A state's 16-bit and 8-bit elements are exact as 16-bit
-// operands; a vector that meets them is the sum of three 16-bit parts that keep its 24 bits.
+// Vectors that meet states on the tensor cores. The elements of a 16-bit or 8-bit state are exact
+// as 16-bit operands; a vector is the sum of parts that keep its 24 bits.
 #pragma once
 
-#include "ops/cuda/elements.cuh"
-#include "ops/cuda/reduce.cuh"
+#include "ops/cuda/mma.cuh"
 
 namespace replayssm::cuda {
 
@@ -11,55 +10,40 @@ namespace replayssm::cuda {
 template <class S>
 using PartOf = std::conditional_t<std::is_same_v<S, Bf16> || std::is_same_v<S, float>, Bf16, Fp16>;
 
-// The next part of two numbers, packed; they become what is left.
-template <class Part>
-__device__ inline uint32_t take_part(float* x) {
-  const uint32_t part = narrow<Part>(x);
-  float y[2];
-  widen<Part>(part, y);
-  x[0] -= y[0];
-  x[1] -= y[1];
-  return part;
+// Four consecutive 8-bit states become two operands of a lane that are eight columns apart: of each
+// eight pairs of a vector's elements the places are 0 4 1 5 2 6 3 7.
+template <class S>
+__device__ inline int part_index(int element) {
+  if constexpr (!kIs8Bit<S>) return element;
+  const int pair = element / 2 % 8;
+  return element / 16 * 16 + (pair / 2 + pair % 2 * 4) * 2 + element % 2;
 }
 
-// The parts of a vector that meets states of S, in shared memory: [kParts, kState], in the order in
-// which the lanes of a tile take them. A lane meets eight elements of a row at a time: a unit.
-// Those are its next ones in memory, of fp32 four and four. The order in a unit is 0 1 4 5 2 3 6 7.
-template <class S, int kState>
-struct Parts {
+// The power of two that brings `most` to [2^13, 2^14), where fp16 has its precision; its inverse.
+__device__ inline float half_scale(float most, float& inverse) {
+  const int exponent = static_cast<int>(__float_as_uint(most) >> 23) & 255;
+  const int field = min(max(267 - exponent, 1), 253);
+  inverse = __uint_as_float((254 - field) << 23);
+  return __uint_as_float(field << 23);
+}
+
+// Stores the parts, `stride` operands apart, of the pair of elements from `element` on.
+template <class S, int kCount>
+__device__ inline void store_parts(void* parts, int stride, int element, float x, float y) {
   using Part = PartOf<S>;
-  static constexpr int kStride = parts_stride(kState);
-  static constexpr int kPartBytes = 2 * kState;
-
-  // Where the pair of elements from `element` on lies in a part, in bytes.
-  __device__ static int offset(int element) {
-    constexpr int kElems = 16 / sizeof(S);  // of a word of 16 bytes
-    const int word = element / (4 * kElems), lane = element / kElems % 4, rest = element % kElems;
-    const int unit = sizeof(S) == 2 ? word : 2 * word + rest / 8, pair = rest % 8 / 2;
-    const int place = (pair & 1) * 2 + (pair >> 1);
-    return ((unit * 4 + lane) * 4 + place) * 4;
-  }
-
-  // What a vector with this largest magnitude is multiplied by: fp16 has a small range. inverse:
-  // what products are multiplied by in turn.
-  __device__ static float scale(float most, float& inverse) {
-    inverse = 1;
-    if constexpr (!std::is_same_v<Part, Fp16>) return 1;
-    // The power of two that brings the largest element to [2^13, 2^14).
-    const int exponent = static_cast<int>(__float_as_uint(most) >> 23) & 255;
-    const int field = min(max(267 - exponent, 1), 253);
-    inverse = __uint_as_float((254 - field) << 23);
-    return __uint_as_float(field << 23);
-  }
-
-  // Stores the pair of elements from `element` on.
-  __device__ static void store(char* base, int element, float x, float y) {
-    const int at = offset(element);
-    float pair[2] = {x, y};
+  Part* const to = static_cast<Part*>(parts) + part_index<S>(element);
+  float pair[2] = {x, y};
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
-      *reinterpret_cast<uint32_t*>(base + part * kPartBytes + at) = take_part<Part>(pair);
-  }
-};
+  for (int part = 0; part < kCount; ++part)
+    *reinterpret_cast<uint32_t*>(to + part * stride) = take_part<Part>(pair);
+}
+
+// The operands that meet fp32 states: numbers in two halves, each of the 11 bits that the tensor
+// cores take. A pair of elements is 16 bytes, in the order of an instruction's operand.
+__device__ inline void store_halves(void* halves, int element, float x, float y) {
+  const float high_x = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+  const float high_y = __uint_as_float((__float_as_uint(y) + 0x1000u) & 0xffffe000u);
+  static_cast<float4*>(halves)[element / 2] = {high_x, x - high_x, high_y, y - high_y};
+}
 
 }  // namespace replayssm::cuda

@@ -23,7 +23,7 @@ class RowReplay {
         launch_(launch),
         b_(b),
         shared_(shared),
-        columns_(launch.layout.columns),
+        value_stride_(shared.value_stride()),
         lane_(threadIdx.x % kRowLanes),
         group_(threadIdx.x % 32 / kRowLanes) {}
 
@@ -33,7 +33,7 @@ class RowReplay {
   __device__ void run(const uint4* words, int head, int column, int passes) const {
     using Map = RowMap<S, kState>;
     float s[kRows][kPerLane];
-    unpack<S>(words, column, s);
+    unpack<S>(words, column, passes, s);
     Row row = first_row<S>(head, column);
     int j = 0;
 #pragma unroll 1
@@ -57,7 +57,7 @@ class RowReplay {
   __device__ int row(int r) const { return r * kGroups + group_; }
 
   template <class S>
-  __device__ void unpack(const uint4* words, int column, States s) const {
+  __device__ void unpack(const uint4* words, int column, int passes, States s) const {
     constexpr int kRowWords = kPerLane * int(sizeof(S)) / 16, kElems = 4 / sizeof(S);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -65,7 +65,7 @@ class RowReplay {
 #pragma unroll
       for (int i = 0; i < 4 * kRowWords; ++i) widen<S>(word[i], s[r] + i * kElems);
       if constexpr (kIs8Bit<S>) {
-        const float scale = shared_.row_scales()[column + row(r)];
+        const float scale = r < 2 * passes ? shared_.row_scales()[column + row(r)] : 0.0f;
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) s[r][e] *= scale;
       }
@@ -107,7 +107,7 @@ class RowReplay {
     }
     float k[kPerLane], known[kRows] = {};
     Shared::template load_key<S>(row.key, 0, k);
-    row.key += kState;
+    row.key += Shared::kKeyStride;
     float strength = *row.strength++;
     if constexpr (is_delta(kFamily)) {
       const float factor = *row.factor++;
@@ -125,7 +125,7 @@ class RowReplay {
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmaf_rn(write, k[e], s[r][e]);
     }
-    row.values += columns_;
+    row.values += value_stride_;
   }
 
   // Adds what token i reads to its outputs.
@@ -139,7 +139,7 @@ class RowReplay {
     constexpr int kLanes = kRowLanes / kRows;  // that have the same row's sum
     if constexpr (kRows == 2) sum = row_sum_pair(o, lane_);
     if constexpr (kRows == 4) sum = row_sum_quad(o, lane_);
-    if constexpr (kFamily == Family::kMamba2) sum *= shared_.output_scale(head, i);
+    sum *= shared_.output_scale(head, i);
     const int r = lane_ / kLanes;
     if (lane_ % kLanes == 0 && r < 2 * passes) shared_.outputs(i)[column + row(r)] += sum;
   }
@@ -188,7 +188,7 @@ class RowReplay {
   const StepLaunch& launch_;
   const BlockPlace& b_;
   const Shared& shared_;
-  const int columns_, lane_, group_;
+  const int value_stride_, lane_, group_;
 };
 
 }  // namespace replayssm::cuda

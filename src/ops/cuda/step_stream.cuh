@@ -1,13 +1,15 @@
-// How a warp streams its rows of the states: each lane copies the words that it will itself use
-// through its own ring in shared memory.
+// How a warp streams its rows of the states through a ring of its own in shared memory.
 #pragma once
 
 #include "ops/cuda/step_block.cuh"
 
 namespace replayssm::cuda {
 
-// How lanes share rows: eight a row, as the recurrence needs them; or four, as the tensor cores do.
-enum class Access { kRows, kTiles };
+// How lanes share rows: eight a row, as the recurrence needs them, each lane copying the words that
+// it will itself use; four a row, the same for fp32 states on the tensor cores; or as tiles for
+// these, whose rows lie one behind the other, the words of a row in an order that lets eight rows
+// meet no bank twice.
+enum class Access { kRows, kQuads, kTiles };
 
 // What a lane streams at once: so many passes of kPassRows rows.
 template <class S, int kState, Access kAccess>
@@ -21,13 +23,23 @@ struct Group {
   // Bytes from a pass to what this lane takes of it; and to its word i from there.
   __device__ static int lane_offset() {
     const int lane = threadIdx.x % 32;
-    if constexpr (kAccess == Access::kTiles) return lane / 4 * kRowBytes + lane % 4 * 16;
+    if constexpr (kAccess == Access::kTiles) return lane * 16;
+    if constexpr (kAccess == Access::kQuads) return lane / 4 * kRowBytes + lane % 4 * 16;
     return lane / kRowLanes * kRowBytes + lane % kRowLanes * 16;
   }
   static constexpr int word_offset(int i) {
-    if constexpr (kAccess == Access::kTiles) return i * (4 * 16);
+    if constexpr (kAccess == Access::kTiles) return i * (32 * 16);
+    if constexpr (kAccess == Access::kQuads) return i * (4 * 16);
     return i / Map::kChunks * (32 / kRowLanes * kRowBytes) + i % Map::kChunks * (kRowLanes * 16);
   }
+  // Bytes from a group's buffer to where this lane puts its words; and word i from there.
+  __device__ static int buffer_offset(int i) {
+    const int at = threadIdx.x % 32 * 16 + i * (32 * 16);
+    if constexpr (kAccess == Access::kTiles) return swizzled(at);
+    return at;
+  }
+  // Of tiles: where the word lies that is so many bytes behind the first.
+  __device__ static int swizzled(int at) { return at ^ (at / kRowBytes % 8 * 16); }
 };
 
 // A warp's passes [begin, end) of the block's, group by group. Groups end where heads do.
@@ -54,10 +66,19 @@ class WarpStream {
   template <class G>
   __device__ void next(uint4 (&words)[kGroupWords]) {
     copy_async_wait_but<kGroupsInFlight - 1>();
-    const char* from = buffer_ + slot_ * kGroupBytes;
+    const char* from = buffer_ + slot_ * kGroupBytes + threadIdx.x % 32 * 16;
 #pragma unroll
     for (int i = 0; i < kGroupWords; ++i)
       words[i] = *reinterpret_cast<const uint4*>(from + i * 32 * 16);
+    fetch<G>();
+  }
+  // Calls fn(buffer) with the next group as tiles; fetches one more.
+  template <class G, class Fn>
+  __device__ void next_tiles(Fn&& fn) {
+    copy_async_wait_but<kGroupsInFlight - 1>();
+    __syncwarp();
+    fn(buffer_ + slot_ * kGroupBytes);
+    __syncwarp();
     fetch<G>();
   }
 
@@ -75,8 +96,8 @@ class WarpStream {
       for (int i = 0; i < kGroupWords; ++i) {
         const int pass = i / G::kPassWords;
         if (pass == 0 || pass < passes)
-          copy_async_16(to + i * 32 * 16, from + pass * (kPassRows * G::kRowBytes) +
-                                              G::word_offset(i % G::kPassWords));
+          copy_async_16(to + G::buffer_offset(i), from + pass * (kPassRows * G::kRowBytes) +
+                                                      G::word_offset(i % G::kPassWords));
       }
       advance(passes);
     }
@@ -94,7 +115,7 @@ class WarpStream {
   }
 
   const StepLaunch& launch_;
-  char* const buffer_;  // this lane's
+  char* const buffer_;  // this warp's
   const int row_bytes_;
   const char* from_;
   int left_, in_head_;  // passes left, in all and in the present head

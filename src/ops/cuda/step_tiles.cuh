@@ -1,29 +1,11 @@
-// S t on the tensor cores; sums are fp32.
-//
-// An instruction multiplies a [16, 16] tile by eight columns. Its rows g and g + 8 are one row of
-// S, that of lanes 4 g to 4 g + 3: each of these puts four of eight elements into the former and
-// four into the latter, so that its operand is 16 bytes as they lie in memory. A vector t takes two
-// columns, the elements that meet the former and those that meet the latter.
+// S t on the tensor cores, 16 rows of S at a time, for the rows of a warp.
 #pragma once
 
+#include "ops/cuda/step_context.cuh"
 #include "ops/cuda/step_parts.cuh"
+#include "ops/cuda/step_stream.cuh"
 
 namespace replayssm::cuda {
-
-template <class Part>
-__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint2 b) {
-  if constexpr (std::is_same_v<Part, Bf16>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-  }
-}
 
 // Four 8-bit elements as two registers of two halves.
 template <class S>
@@ -46,85 +28,146 @@ __device__ inline void halves(uint32_t word, uint32_t& low, uint32_t& high) {
   }
 }
 
-// Of the kWords words of a row that a lane has, the operands of unit u: eight elements.
-template <class S>
-__device__ inline void operands(const uint4* words, int u, uint32_t (&a)[4]) {
-  static_assert(sizeof(S) <= 2);
-  if constexpr (sizeof(S) == 2) {
-    const uint4 word = words[u];
-    a[0] = word.x, a[1] = word.y, a[2] = word.z, a[3] = word.w;
-  } else {
-    const uint32_t* word = reinterpret_cast<const uint32_t*>(words) + 2 * u;
-    halves<S>(word[0], a[0], a[1]);
-    halves<S>(word[1], a[2], a[3]);
-  }
-}
-
-// One vector: its parts are three pairs of columns. Its operands stay in registers.
+// 16 rows of S in a group's buffer.
 template <class S, int kState>
-class TileVector {
+class StateTile {
  public:
-  static constexpr int kUnits = kState / 32;
+  using G = Group<S, kState, Access::kTiles>;
+  static constexpr int kBytes = 16 * G::kRowBytes;
+  static constexpr int kSteps = kState / 16;
 
-  // parts: Parts<S, kState>.
-  __device__ void load(const char* parts) {
-    const int column = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
-    const char* const from = parts + column / 2 * (2 * kState) + lane * 16 + column % 2 * 8;
+  __device__ explicit StateTile(char* buffer)
+      : lane_(buffer + G::swizzled(threadIdx.x % 16 * G::kRowBytes + threadIdx.x % 32 / 16 * 16)) {}
+
+  // The 32 bytes of each row from 32 n on: one step's operand, of 8-bit states two steps'.
+  __device__ void load(int n, uint32_t (&a)[4]) const { load_tiles(a, word(n)); }
+  __device__ void store(int n, const uint32_t (&a)[4]) const { store_tiles(word(n), a); }
+
+  // Calls fn(k, a) with the operand of 16 columns, for all of them.
+  template <class Fn>
+  __device__ void for_steps(Fn&& fn) const {
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u)
-      b_[u] = column < 2 * kParts ? *reinterpret_cast<const uint2*>(from + u * 64) : uint2{};
-  }
-  // words: those that this lane has of row lane / 4. The product, in each of the row's lanes.
-  __device__ float multiply(const uint4* words) const {
-    float c[4] = {};
+    for (int n = 0; n < G::kRowBytes / 32; ++n) {
+      uint32_t words[4];
+      load(n, words);
+      if constexpr (!kIs8Bit<S>) {
+        fn(n, words);
+      } else {
+        uint32_t a[2][4];
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      uint32_t a[4];
-      operands<S>(words, u, a);
-      mma<PartOf<S>>(c, a, b_[u]);
+        for (int i = 0; i < 4; ++i) halves<S>(words[i], a[i / 2][i % 2], a[i / 2][i % 2 + 2]);
+        fn(2 * n, a[0]);
+        fn(2 * n + 1, a[1]);
+      }
     }
-    float sum = c[0] + c[3];  // of part lane % 4, both halves of its elements
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    return sum + __shfl_xor_sync(kAllLanes, sum, 2);
   }
 
  private:
-  uint2 b_[kUnits];
+  __device__ char* word(int n) const {
+    const auto at = reinterpret_cast<uintptr_t>(lane_) ^ static_cast<uintptr_t>(n * 32);
+    return reinterpret_cast<char*>(at);
+  }
+
+  char* const lane_;  // this lane's row of the first 32 bytes
 };
 
-// Products of up to kTileVectors vectors with a row: that of vector lane % 4. The first parts'
-// products, which are nearly all, have their own sums.
-struct TileSums {
-  float first[4] = {}, rest[4] = {};
-  __device__ float get() const { return (first[0] + first[3]) + (rest[0] + rest[3]); }
-};
-
-// words: those that this lane has of row lane / 4; parts: those of `count` vectors, kTileVectors in
-// each of the sums.
-template <class S, int kState, int kSums>
-__device__ inline void multiply_rows(const uint4* words, const char* parts, int count,
-                                     TileSums (&sums)[kSums]) {
-  constexpr int kStride = Parts<S, kState>::kStride;
-  const int vector = threadIdx.x % 32 / 8, which = threadIdx.x / 4 % 2, lane = threadIdx.x % 4;
-  const char* const from = parts + vector * kStride + lane * 16 + which * 8;
+// One token's target: its parts are columns, in registers.
+template <class S, int kState, int kCount>
+class TileVector {
+ public:
+  // parts: of kCount parts, kState + 8 operands apart.
+  __device__ void load(const void* parts) {
+    const int lane = threadIdx.x % 32;
+    const auto* const from = static_cast<const uint16_t*>(parts) +
+                             min(lane % 8, kCount - 1) * row_stride(kState, 2) + lane / 8 * 8;
 #pragma unroll
-  for (int u = 0; u < kState / 32; ++u) {
-    uint32_t a[4];
-    operands<S>(words, u, a);
+    for (int n = 0; n < kState / 32; ++n) load_tiles(b_[n], from + 32 * n);
+  }
+  // o[h]: of row lane / 4 + 8 h, in lanes that are multiples of four.
+  __device__ void multiply(const StateTile<S, kState>& tile, float (&o)[2]) const {
+    float c[2][4] = {};
+    tile.for_steps([&](int k, const uint32_t(&a)[4]) {
+      multiply_tile<PartOf<S>>(c[k % 2], a, b_[k / 2][k % 2 * 2], b_[k / 2][k % 2 * 2 + 1]);
+    });
 #pragma unroll
-    for (int n = 0; n < kSums; ++n) {
-      if (n * kTileVectors >= count) break;
-      uint2 b[kParts] = {};
-#pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        if (n * kTileVectors + vector < count)
-          b[part] = *reinterpret_cast<const uint2*>(from + n * kTileVectors * kStride +
-                                                    part * 2 * kState + u * 64);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        mma<PartOf<S>>(part == 0 ? sums[n].first : sums[n].rest, a, b[part]);
+    for (int h = 0; h < 2; ++h) {
+      const float first = c[0][2 * h] + c[1][2 * h];
+      o[h] = first;
+      if constexpr (kCount > 1) {
+        static_assert(kCount == 3);
+        o[h] += c[0][2 * h + 1] + c[1][2 * h + 1];
+        o[h] += __shfl_down_sync(kAllLanes, first, 1);
+      }
     }
   }
+
+ private:
+  uint32_t b_[kState / 32][4];
+};
+
+// Eight tokens' targets: columns, with a sum for the first parts, which are nearly all, and one for
+// the rest.
+template <class S, int kState, int kCount>
+class TileVectors {
+ public:
+  // parts: of this lane's column, token lane % 8.
+  __device__ explicit TileVectors(const void* parts)
+      : from_(static_cast<const uint16_t*>(parts) + threadIdx.x % 32 / 8 * 8) {}
+
+  // o[2 h + e]: of row lane / 4 + 8 h and token 2 (lane % 4) + e.
+  __device__ void multiply(const StateTile<S, kState>& tile, float (&o)[4]) const {
+    float first[4] = {}, rest[4] = {};
+    uint32_t b[kCount][4];
+    tile.for_steps([&](int k, const uint32_t(&a)[4]) {
+#pragma unroll
+      for (int part = 0; part < kCount; ++part) {
+        if (k % 2 == 0) load_tiles(b[part], from_ + part * row_stride(kState, 2) + k * 16);
+        multiply_tile<PartOf<S>>(part == 0 && (kCount > 1 || k % 2 == 0) ? first : rest, a,
+                                 b[part][k % 2 * 2], b[part][k % 2 * 2 + 1]);
+      }
+    });
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[e] = first[e] + rest[e];
+  }
+
+ private:
+  const uint16_t* const from_;
+};
+
+// fp32 states and eight tokens. words: this lane's of row lane / 4, of two passes; halves: the
+// target of token lane / 4. o[n][e]: of that token and row 2 (lane % 4) + e of pass n. States are
+// taken in two halves as targets are; the rows of an instruction are the tokens, first halves, then
+// second.
+template <int kState>
+__device__ inline void multiply_halves(const uint4 (&words)[2][kGroupWords], const void* halves,
+                                       float (&o)[2][2]) {
+  static_assert(kState == 16 * kGroupWords);
+  const auto* const from = static_cast<const float4*>(halves) + threadIdx.x % 4 * 2;
+  float high[2][4] = {}, low[2][4] = {};
+#pragma unroll
+  for (int w = 0; w < kGroupWords; ++w) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const float4 a = from[8 * w + pair];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float s[2], first[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const uint32_t bits = reinterpret_cast<const uint32_t*>(&words[n][w])[2 * pair + e];
+          s[e] = __uint_as_float(bits);
+          first[e] = __uint_as_float(bits & 0xffffe000u);
+        }
+        multiply_halves_tile(high[n], a, first[0], first[1]);
+        multiply_halves_tile(low[n], a, s[0] - first[0], s[1] - first[1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      o[n][e] = (high[n][e] + high[n][2 + e]) + (low[n][e] + low[n][2 + e]);
 }
 
 }  // namespace replayssm::cuda

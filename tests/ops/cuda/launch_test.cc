@@ -9,7 +9,7 @@ namespace {
 constexpr Device kH200{.multiprocessors = 132, .shared_bytes_per_block = 227 * 1024};
 
 StepDescription step(RecurrentShape shape, int64_t sequences, DType read = DType::kFloat32) {
-  return {.shape = shape, .ring = {}, .read = read, .sequences = sequences};
+  return {.shape = shape, .ring = {}, .types = {.read = read}, .sequences = sequences};
 }
 
 const RecurrentShape kShapes[] = {

@@ -1,9 +1,7 @@
 // Gated norms on the device against their definition.
 #include "ops/cuda/norms.h"
 
-#include "core/dispatch.h"
-#include "ops/cuda/launches.h"
-#include "ops/dense_test_util.h"
+#include "ops/cuda/device_rows.h"
 #include "replayssm/error.h"
 
 namespace replayssm::testing {
@@ -13,24 +11,6 @@ constexpr int64_t kGroups = 3;
 
 struct GatedCase {
   bool weight, weight_per_group, gate_first, sigmoid;
-};
-
-// Random values rounded to `dtype`, rows `stride` apart with NaN in between.
-struct Rows {
-  Rows(int64_t rows, int64_t dim, int64_t stride, DType dtype, uint32_t seed, float scale)
-      : values(random_values(rows * dim, seed, scale)) {
-    dispatch_float(dtype, [&]<class T>() {
-      std::vector<uint8_t> bytes(rows * stride * sizeof(T), 0xff);
-      for (int64_t i = 0; i < rows * dim; ++i) {
-        const T x = from_float<T>(values[i]);
-        values[i] = to_float(x);
-        reinterpret_cast<T*>(bytes.data())[i / dim * stride + i % dim] = x;
-      }
-      data = bytes;
-    });
-  }
-  std::vector<float> values;
-  DeviceArray<uint8_t> data;
 };
 
 struct Types {
@@ -60,7 +40,7 @@ void check(const GatedCase& c, const Types& types, int64_t dim, int64_t rows, in
     p.group_dim = dim;
     p.weight_per_group = c.weight_per_group;
     p.gate_first = c.gate_first;
-    p.activation = c.sigmoid ? cuda::GateActivation::kSigmoid : cuda::GateActivation::kSilu;
+    p.activation = c.sigmoid ? GateActivation::kSigmoid : GateActivation::kSilu;
     p.eps = 1e-5f;
     p.y = y.data();
     p.x_dtype = types.x;
@@ -141,6 +121,45 @@ TEST(CudaNorms, RowsOfABatchGiveTheirBitsAlone) {
       run_call([&](cudaStream_t stream) { cuda::gated_rms_norm(p, stream); });
       one.download(single);
       EXPECT_TRUE(same_bits(single, {all.begin() + r * dim, all.begin() + (r + 1) * dim})) << r;
+    }
+  }
+}
+
+// Rows of padding are zeros and may have any gate; rows outside the bounds are not even that.
+TEST(CudaNorms, ZerosStayAndRowsOutsideTheBoundsAreNotTouched) {
+  REQUIRE_DEVICE();
+  constexpr int64_t kRows = 5, kDim = 64;
+  std::vector<float> x = random_values(kRows * kDim, 1), gate = random_values(kRows * kDim, 2);
+  std::fill_n(x.begin() + 2 * kDim, kDim, 0.0f);
+  for (const int64_t row : {0, 2, 4}) std::fill_n(gate.begin() + row * kDim, kDim, kNan);
+  const DeviceArray<float> values(x), gates(gate), weight(random_values(kDim, 3));
+  const DeviceArray<int32_t> bounds(std::vector<int32_t>{1, 4});
+  for (const bool gate_first : {false, true}) {
+    const DeviceArray<float> y(std::vector<float>(kRows * kDim, 7));
+    const cuda::GatedNormParams p{.x = values.data(),
+                                  .gate = gates.data(),
+                                  .gate_stride = kDim,
+                                  .weight = weight.data(),
+                                  .rows = kRows,
+                                  .groups = 1,
+                                  .group_dim = kDim,
+                                  .gate_first = gate_first,
+                                  .eps = 1e-5f,
+                                  .first_row = bounds.data(),
+                                  .end_row = bounds.data() + 1,
+                                  .y = y.data()};
+    run_call([&](cudaStream_t stream) { cuda::gated_rms_norm(p, stream); });
+    std::vector<float> got;
+    y.download(got);
+    for (int64_t i = 0; i < kRows * kDim; ++i) {
+      const int64_t row = i / kDim;
+      if (row == 0 || row == 4) {
+        EXPECT_EQ(got[i], 7);
+      } else if (row == 2) {
+        EXPECT_EQ(got[i], 0);
+      } else {
+        EXPECT_TRUE(std::isfinite(got[i]) && got[i] != 7);
+      }
     }
   }
 }

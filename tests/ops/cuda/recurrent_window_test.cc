@@ -193,7 +193,8 @@ TEST_P(CudaWindow, ATreeEqualsEachOfItsPathsAlone) {
         const auto want = run(c, single, route, {{&alone, 0, std::ssize(path), 0, {}}})[0];
         const std::vector<float> last(want.end() - width, want.end());
         const std::vector<float> node(o.begin() + i * width, o.begin() + (i + 1) * width);
-        if (route == Route::kOutputOnly) {
+        // The tensor cores add rows in an order that depends on where they lie.
+        if (route == Route::kOutputOnly && !cuda::are_operands(c.activation)) {
           EXPECT_EQ(node, last) << "token " << i;
         } else {  // a chain is folded in registers, a tree is walked
           EXPECT_LT(relative_error(node, last), 2 * output_tolerance(c)) << "token " << i;

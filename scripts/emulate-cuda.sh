@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs the tests of the CUDA decode step on the CPU, under the address sanitizer: kernels as they are,
+# tensor cores and warps emulated. Needs the CUDA toolkit, no device. Takes minutes to build and
+# longer to run: name the tests that matter, as GoogleTest filters them.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+cd "$repository"
+
+readonly filter=${1:-'*CudaWindow.EveryRoute*:*CudaStep.EveryRoute*'}
+
+configure cuda
+cmake --build --preset cuda --target cuda_emulation_test
+cases=$(build/cuda/cuda_emulation_test --gtest_list_tests --gtest_filter="$filter:-*Graph*" |
+  awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }')
+xargs -P "$(nproc)" -I{} build/cuda/cuda_emulation_test --gtest_brief=1 --gtest_filter={} <<<"$cases"

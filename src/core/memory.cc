@@ -1,0 +1,45 @@
+#include "core/memory.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "core/check.h"
+
+namespace replayssm {
+namespace {
+
+class HostMemory final : public Memory {
+ public:
+  void* allocate(int64_t bytes) override {
+    void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) fail("out of memory: ", bytes, " bytes refused by the system");
+    constexpr int64_t kHugePage = 2 << 20;
+    if (bytes >= kHugePage) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    return data;
+  }
+  void release(void* data, int64_t bytes) noexcept override {
+    munmap(data, static_cast<size_t>(bytes));
+  }
+  void zero(void* first, int64_t bytes, int64_t stride, int64_t count) override {
+    for (int64_t i = 0; i < count; ++i)
+      std::memset(static_cast<std::byte*>(first) + i * stride, 0, static_cast<size_t>(bytes));
+  }
+  void write(void* to, const void* host, int64_t bytes) override {
+    std::memcpy(to, host, static_cast<size_t>(bytes));
+  }
+  void read(void* host, const void* from, int64_t bytes) override {
+    std::memcpy(host, from, static_cast<size_t>(bytes));
+  }
+  MemoryCapacity capacity() const override { return {}; }
+};
+
+}  // namespace
+
+Memory& host_memory() {
+  static HostMemory memory;  // without state
+  return memory;
+}
+
+}  // namespace replayssm

@@ -1,0 +1,248 @@
+// A model on a CUDA device.
+
+#include <algorithm>
+#include <bit>
+
+#include "core/check.h"
+#include "model/cuda/cuda_backend.h"
+#include "model/cuda/graphs.h"
+#include "model/cuda/step_arrays.h"
+#include "model/layer_stack.h"
+#include "ops/cuda/bandwidth.h"
+#include "ops/cuda/check_cuda.h"
+#include "ops/cuda/cursors.h"
+#include "ops/cuda/sampling.h"
+
+namespace replayssm {
+namespace {
+
+// Decoding batches are filled up to a few sizes, each with a graph of its own.
+int64_t bucket_of(int64_t sequences) {
+  const int64_t unit = sequences <= 4 ? 1 : sequences <= 64 ? 8 : sequences <= 256 ? 16 : 32;
+  return (sequences + unit - 1) / unit * unit;
+}
+
+// Tables grow in few steps, since a graph holds their stride.
+int64_t stride_of(int64_t blocks) {
+  constexpr uint64_t kLeast = 64;
+  return blocks == 0
+             ? 0
+             : static_cast<int64_t>(std::bit_ceil(std::max(static_cast<uint64_t>(blocks), kLeast)));
+}
+
+class CudaModel final : public Model {
+ public:
+  CudaModel(ModelConfig config, ModelWeights weights, DType dtype,
+            const std::function<void(int64_t, int64_t)>& progress)
+      : config_(std::move(config)),
+        backend_(config_, dtype),
+        context_(config_, backend_),
+        layers_(std::move(weights), context_, progress),
+        arrays_(backend_.device_memory()),
+        logits_(backend_.memory()),
+        tokens_(backend_.memory()),
+        sampling_(backend_.memory()),
+        tokens_host_(pinned_) {
+    backend_.stream().synchronize();
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  DType activation_dtype() const override { return backend_.dtype(); }
+  StageTimes& stage_times() override { return times_; }
+  bool draws_tokens() const override { return true; }
+  void time_stages(bool on) override { backend_.clock().turn(on); }
+  int64_t weight_bytes() const override { return layers_.weight_bytes(); }
+  Memory& memory() override { return backend_.memory(); }
+
+  void reserve(const PassLimits& limits) override;
+  void prepare(const StateView& state, int64_t sequences) override;
+  void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
+
+ private:
+  // Enqueues a pass: captured or replayed where it is a step.
+  void run(const Batch& batch, std::span<const TokenDraw> draws, const StateView& state,
+           const PassPlaces& places);
+  void enqueue();
+  void reserve_outputs(int64_t rows);
+
+  cudaStream_t stream() const { return backend_.stream().get(); }
+
+  ModelConfig config_;
+  cuda::PinnedMemory pinned_;
+  CudaBackend backend_;
+  Context context_;
+  LayerStack layers_;
+  StepArrays arrays_;
+  Graphs graphs_;
+  Scratch<float> logits_;    // [logits, vocab]
+  Scratch<int32_t> tokens_;  // [logits]
+  Scratch<std::byte> sampling_;
+  Scratch<int32_t> tokens_host_;
+  StageTimes times_;
+};
+
+void CudaModel::reserve_outputs(int64_t rows) {
+  logits_.get(rows * config_.vocab_size);
+  tokens_.get(rows);
+  tokens_host_.get(rows);
+  sampling_.get(cuda::sample_workspace_bytes(rows, config_.vocab_size, false));
+}
+
+// A pass over padding alone takes all scratch memory that depends on the number of tokens.
+void CudaModel::reserve(const PassLimits& limits) {
+  const int64_t sequences = bucket_of(limits.sequences);
+  const int64_t tokens = std::max(limits.tokens, sequences);
+  const int64_t logits = std::max(limits.logits, sequences);
+  constexpr int64_t kBlock = 32;  // the least that a block holds
+  const int64_t stride = stride_of((limits.context + kBlock - 1) / kBlock);
+  arrays_.reserve(
+      {.tokens = tokens, .sequences = sequences, .logits = logits, .block_table_stride = stride});
+  reserve_outputs(logits);
+  backend_.reserve_attention(
+      {.tokens = tokens, .sequences = sequences, .context = stride * kBlock});
+  const int32_t start = 0;
+  arrays_.assign({.query_start = {&start, 1}}, {}, {.tokens = tokens, .logits = logits}, stream());
+  const std::vector<RecurrentState> recurrent(static_cast<size_t>(config_.recurrent_layers()));
+  const std::vector<void*> absent(
+      static_cast<size_t>(std::max(config_.recurrent_layers(), config_.attention_layers())));
+  const StateView state{.recurrent = recurrent,
+                        .conv_inputs = absent,
+                        .kv_keys = absent,
+                        .kv_values = absent,
+                        .kv_block_size = kBlock};
+  context_.arrays = arrays_.arrays();
+  context_.arrays.block_size = kBlock;
+  context_.state = &state;
+  layers_.run(context_, logits_.get(0));
+  backend_.stream().synchronize();
+}
+
+void CudaModel::enqueue() {
+  const PassArrays& a = context_.arrays;
+  const StateView& state = *context_.state;
+  SequenceBatch batch{.sequences = a.sequences,
+                      .query_start = a.query_start,
+                      .slot = a.slot,
+                      .cursors = state.cursors,
+                      .ring = state.ring};
+  backend_.clock().begin_pass();
+  cuda::begin_steps(batch, state.cursors, stream());
+  float* logits = logits_.get(0);
+  layers_.run(context_, logits);
+  if (a.logits > 0) {
+    const StageTimer timer(context_, Stage::kSample);
+    cuda::sample({.logits = {logits, config_.vocab_size, DType::kFloat32},
+                  .rows = a.logits,
+                  .vocab = config_.vocab_size,
+                  .sampling = arrays_.sampling(),
+                  .position = arrays_.drawn_position(),
+                  .token = tokens_.get(0),
+                  .workspace = sampling_.get(0)},
+                 stream());
+  }
+  batch.sequences = a.decodes;
+  if (a.decodes > 0)
+    cuda::commit_steps(batch, arrays_.windows(), state.route, state.cursors, stream());
+  if (a.decodes == a.sequences) return;
+  batch.sequences = a.sequences - a.decodes;
+  batch.query_start += a.decodes;
+  batch.slot += a.decodes;
+  cuda::commit_prefills(batch, state.cursors, stream());
+}
+
+// Steps of padding alone choose the products' algorithms and are captured.
+void CudaModel::prepare(const StateView& state, int64_t sequences) {
+  const int32_t start = 0;
+  for (int64_t bucket = 1; bucket <= bucket_of(sequences); bucket = bucket_of(bucket + 1)) {
+    const PassPlaces places{.tokens = bucket,
+                            .sequences = bucket,
+                            .logits = bucket,
+                            .block_table_stride = stride_of(state.kv_keys.empty() ? 0 : 1)};
+    for (int pass = 0; pass < 2; ++pass) {
+      run({.query_start = {&start, 1}}, {}, state, places);
+      backend_.stream().synchronize();
+    }
+  }
+}
+
+void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const StateView& state,
+                    const PassPlaces& places) {
+  reserve_outputs(places.logits);
+  arrays_.assign(batch, draws, places, stream());
+  context_.arrays = arrays_.arrays();
+  context_.arrays.block_size = state.kv_block_size;
+  context_.state = &state;
+  const bool steps = context_.arrays.decodes == places.sequences &&
+                     places.tokens == places.sequences && places.logits == places.sequences;
+  if (!steps) return enqueue();
+  graphs_.run(pass_key(places, state, backend_.clock().on()), backend_.device_memory().releases(),
+              stream(), [&] { enqueue(); });
+}
+
+void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
+  check_pass(batch, state, config_);
+  if (state.emulation) fail("emulated storage formats: expected device cpu, got cuda");
+  const auto tokens = static_cast<int64_t>(batch.token_ids.size());
+  if (tokens == 0) return;
+  const int64_t sequences = batch.sequences();
+  const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
+  PassPlaces places{.tokens = tokens,
+                    .sequences = sequences,
+                    .logits = rows,
+                    .block_table_stride = stride_of(batch.block_table_stride),
+                    .draws = !output.draws.empty()};
+  if (batch.decodes == sequences && tokens == sequences && rows == sequences)
+    places.tokens = places.sequences = places.logits = bucket_of(sequences);
+  run(batch, output.draws, state, places);
+  if (rows > 0 && output.tokens) {
+    int32_t* pinned = tokens_host_.get(0);
+    backend_.memory().read(pinned, tokens_.get(0), rows * static_cast<int64_t>(sizeof *pinned));
+    std::copy_n(pinned, rows, output.tokens);
+  }
+  if (rows > 0 && output.logits) {
+    backend_.memory().read(output.logits, logits_.get(0),
+                           rows * config_.vocab_size * static_cast<int64_t>(sizeof(float)));
+  }
+  backend_.stream().synchronize();
+  backend_.clock().add_to(times_);
+}
+
+// What of the model the kernels do not compute.
+std::string shape_obstacle(const ModelConfig& config) {
+  if (config.recurrent_layers() > 0) {
+    const RecurrentShape shape = recurrent_shape(config);
+    if (shape.state_dim != 128 || shape.head_dim % 8 != 0) {
+      return concat("the model's recurrent heads have ", shape.head_dim, " rows of ",
+                    shape.state_dim, " columns, the kernels compute multiples of 8 rows of 128");
+    }
+  }
+  const KvShape kv = kv_shape(config);
+  constexpr std::array kHeadDims = {64, 80, 96, 128, 192, 256, 576};
+  if (kv.layers > 0 && std::ranges::count(kHeadDims, kv.head_dim) == 0) {
+    return concat("the model's attention heads have ", kv.head_dim,
+                  " columns, the kernels compute 64, 80, 96, 128, 192, 256 and 576");
+  }
+  return {};
+}
+
+}  // namespace
+
+Bandwidth cuda_bandwidth(int64_t bytes) { return cuda::measure_bandwidth(bytes); }
+
+std::string cuda_obstacle() { return cuda::device_obstacle(); }
+
+std::string cuda_obstacle(const ModelConfig& config) {
+  const std::string obstacle = cuda_obstacle();
+  return obstacle.empty() ? shape_obstacle(config) : obstacle;
+}
+
+std::unique_ptr<Model> load_cuda_model(const ModelSource& source, DType activation_dtype) {
+  ModelConfig config = load_config(source.folder);
+  if (const std::string obstacle = cuda_obstacle(config); !obstacle.empty())
+    fail("device cuda: ", obstacle);
+  ModelWeights weights = read_weights(source, config);
+  return std::make_unique<CudaModel>(std::move(config), std::move(weights), activation_dtype,
+                                     source.progress);
+}
+
+}  // namespace replayssm

@@ -1,0 +1,185 @@
+// Products with a model's weights, and mixtures of experts, on a CUDA device.
+
+#include "core/check.h"
+#include "model/cuda/cuda_backend.h"
+#include "ops/cuda/dense.h"
+#include "ops/cuda/experts.h"
+
+namespace replayssm {
+namespace {
+
+// Matrices one behind another; absent ones are left out.
+Buffer place_stacked(const std::vector<const Tensor*>& blocks, DType dtype, Memory& memory) {
+  int64_t elements = 0;
+  for (const Tensor* block : blocks) elements += *block ? block->elements() : 0;
+  Buffer stacked(elements * dtype_bytes(dtype), memory);
+  std::byte* next = stacked.as<>();
+  for (const Tensor* block : blocks) {
+    if (!*block) continue;
+    write_tensor(*block, dtype, next, memory);
+    next += block->elements() * dtype_bytes(dtype);
+  }
+  return stacked;
+}
+
+Array<float> place_floats(const std::vector<float>& values, Memory& memory) {
+  Array<float> there(static_cast<int64_t>(values.size()), memory);
+  if (!values.empty()) memory.write(there.data(), values.data(), there.bytes());
+  return there;
+}
+
+class CudaProduct final : public Product {
+ public:
+  CudaProduct(const ProductWeights& weights, Buffer stacked, cuda::LinearRunner& runner,
+              Memory& memory, cudaStream_t stream)
+      : Product(
+            weights.in_features,
+            stacked.bytes() / (weights.in_features * dtype_bytes(weights.dtype)) / weights.heads,
+            weights.heads),
+        dtype_(weights.dtype),
+        weight_(std::move(stacked)),
+        bias_(place_floats(weights.bias, memory)),
+        runner_(runner),
+        stream_(stream) {}
+
+  int64_t weight_bytes() const override { return weight_.bytes(); }
+
+  void apply(const void* x, int64_t x_head_stride, int64_t rows, float* y,
+             int64_t y_head_stride) const override {
+    runner_.run({.x = x,
+                 .x_head_stride = x_head_stride,
+                 .weight = weight_.as<>(),
+                 .bias = bias_.data(),
+                 .in_features = in_features(),
+                 .out_features = out_features(),
+                 .heads = heads(),
+                 .rows = rows,
+                 .dtype = dtype_,
+                 .y = y,
+                 .y_head_stride = y_head_stride},
+                stream_);
+  }
+
+ private:
+  DType dtype_;
+  Buffer weight_;
+  Array<float> bias_;
+  cuda::LinearRunner& runner_;
+  cudaStream_t stream_;
+};
+
+struct CudaExperts final : Experts {
+  Buffer up, down;  // [experts, rows, columns]
+  Array<float> up_bias, down_bias;
+  int64_t count = 0, up_rows = 0, intermediate = 0;
+  MlpGate gate = MlpGate::kSwiGlu;
+
+  int64_t weight_bytes() const override { return up.bytes() + down.bytes(); }
+};
+
+}  // namespace
+
+std::unique_ptr<Product> CudaBackend::make_product(const ProductWeights& weights) {
+  return std::make_unique<CudaProduct>(weights,
+                                       place_stacked(weights.blocks, weights.dtype, memory_),
+                                       linear_, memory_, stream_.get());
+}
+
+std::unique_ptr<Experts> CudaBackend::make_experts(const std::vector<MlpWeights>& weights,
+                                                   int64_t width, MlpGate gate) {
+  auto packed = std::make_unique<CudaExperts>();
+  packed->gate = gate;
+  packed->count = static_cast<int64_t>(weights.size());
+  std::vector<const Tensor*> up, down;
+  std::vector<float> up_bias, down_bias;
+  for (const MlpWeights& expert : weights) {
+    up.insert(up.end(), {&expert.gate, &expert.up});
+    down.push_back(&expert.down);
+    for (const auto& [bias, all] : {std::pair{&expert.gate_bias, &up_bias},
+                                    {&expert.up_bias, &up_bias},
+                                    {&expert.down_bias, &down_bias}}) {
+      const auto values = floats_of(*bias);
+      all->insert(all->end(), values.begin(), values.end());
+    }
+  }
+  packed->up = place_stacked(up, dtype_, memory_);
+  packed->down = place_stacked(down, dtype_, memory_);
+  packed->up_bias = place_floats(up_bias, memory_);
+  packed->down_bias = place_floats(down_bias, memory_);
+  const int64_t row_bytes = width * dtype_bytes(dtype_) * packed->count;
+  packed->up_rows = packed->up.bytes() / row_bytes;
+  packed->intermediate = packed->down.bytes() / row_bytes;
+  return packed;
+}
+
+void CudaBackend::route_experts(const RouterParams& p) {
+  cuda::route_experts({.logits = p.logits,
+                       .correction_bias = p.correction_bias,
+                       .rows = p.rows,
+                       .experts = p.experts,
+                       .top_k = p.top_k,
+                       .groups = p.groups,
+                       .top_groups = p.top_groups,
+                       .sigmoid = p.sigmoid,
+                       .renormalize = p.renormalize,
+                       .scale = p.scale,
+                       .expert = p.expert,
+                       .weight = p.weight},
+                      stream_.get());
+}
+
+void CudaBackend::mix_experts(const ExpertMixParams& p) {
+  const auto& e = static_cast<const CudaExperts&>(*p.experts);
+  const cuda::ExpertShape shape{.rows = p.tokens, .top_k = p.top_k, .experts = e.count};
+  const cuda::ExpertPlan plan{shape, expert_plan_.get(cuda::expert_plan_bytes(shape))};
+  const int64_t pairs = p.tokens * p.top_k;
+  const int32_t* live = arrays_.query_start + arrays_.sequences;
+  float* up = expert_up_.get(pairs * e.up_rows);
+  float* y = expert_out_.get(pairs * p.width);
+  void* activated = expert_activated_.get(pairs * e.intermediate * dtype_bytes(dtype_));
+  cuda::sort_by_expert(plan, p.expert, live, stream_.get());
+  cuda::expert_product({.plan = plan,
+                        .x = {p.x, p.width, dtype_},
+                        .x_per_row = true,
+                        .weight = e.up.as<>(),
+                        .bias = e.up_bias.data(),
+                        .in = p.width,
+                        .out = e.up_rows,
+                        .y = {up, e.up_rows, DType::kFloat32}},
+                       stream_.get());
+  mlp_gate(e.gate, up, 1, pairs, e.intermediate, activated);
+  cuda::expert_product({.plan = plan,
+                        .x = {activated, e.intermediate, dtype_},
+                        .weight = e.down.as<>(),
+                        .bias = e.down_bias.data(),
+                        .in = e.intermediate,
+                        .out = p.width,
+                        .y = {y, p.width, DType::kFloat32}},
+                       stream_.get());
+  cuda::combine_experts({.x = {y, p.width, DType::kFloat32},
+                         .weight = p.weight,
+                         .live_rows = live,
+                         .rows = p.tokens,
+                         .top_k = p.top_k,
+                         .dim = p.width,
+                         .y = {p.y, p.width, DType::kFloat32}},
+                        stream_.get());
+}
+
+void CudaBackend::add_gated(const float* x, const float* gate, int64_t rows, int64_t dim,
+                            float* y) {
+  cuda::InRows added{x, dim, DType::kFloat32};
+  if (gate) {
+    float* gated = gated_.get(rows * dim);
+    cuda::combine_experts({.shared = added,
+                           .shared_gate = {gate, 1, DType::kFloat32},
+                           .rows = rows,
+                           .dim = dim,
+                           .y = {gated, dim, DType::kFloat32}},
+                          stream_.get());
+    added.data = gated;
+  }
+  cuda::add_scaled(added, 1, rows, dim, {y, dim, DType::kFloat32}, stream_.get());
+}
+
+}  // namespace replayssm

@@ -1,0 +1,49 @@
+// The index arrays of a pass, copied to the device in one piece.
+#pragma once
+
+#include "model/backend.h"
+#include "ops/cuda/device.h"
+#include "ops/cuda/sampling.h"
+
+namespace replayssm {
+
+// How many places a pass has: as many as the batch needs, or more, so that batches of similar sizes
+// lie in memory alike.
+struct PassPlaces {
+  int64_t tokens = 0;
+  int64_t sequences = 0;
+  int64_t logits = 0;
+  int64_t block_table_stride = 0;
+  bool draws = false;  // tokens are drawn
+
+  bool operator==(const PassPlaces&) const = default;
+};
+
+class StepArrays {
+ public:
+  explicit StepArrays(cuda::DeviceMemory& memory) : memory_(memory) {}
+
+  void reserve(const PassPlaces& places);
+
+  // Enqueues the copy. Places beyond the batch hold tokens of id -1, empty windows in slot -1 and
+  // logits of row -1. The copy before must have ended.
+  void assign(const Batch& batch, std::span<const TokenDraw> draws, const PassPlaces& places,
+              cudaStream_t stream);
+
+  const PassArrays& arrays() const { return arrays_; }
+  const int32_t* windows() const { return windows_; }  // [sequences] lengths
+  // [logits]; null where nothing is drawn.
+  const cuda::SamplingRow* sampling() const { return sampling_; }
+  const int64_t* drawn_position() const { return drawn_position_; }
+
+ private:
+  cuda::DeviceMemory& memory_;
+  cuda::PinnedMemory pinned_;
+  Buffer host_, device_;
+  PassArrays arrays_;
+  const int32_t* windows_ = nullptr;
+  const cuda::SamplingRow* sampling_ = nullptr;
+  const int64_t* drawn_position_ = nullptr;
+};
+
+}  // namespace replayssm

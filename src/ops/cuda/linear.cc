@@ -1,0 +1,254 @@
+#include "ops/cuda/linear.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "ops/cuda/check_cuda.h"
+#include "ops/cuda/skinny.h"
+
+namespace replayssm::cuda {
+namespace {
+
+void check_blas(cublasStatus_t status, const char* what) {
+  if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]]
+    fail("matrix product, ", what, ": ", cublasLtGetStatusString(status));
+}
+
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return CUDA_R_32F;
+    case DType::kFloat16: return CUDA_R_16F;
+    case DType::kBFloat16: return CUDA_R_16BF;
+    default: fail("matrix product: unsupported dtype ", dtype_name(dtype));
+  }
+}
+
+// Descriptors and events are created and destroyed by functions of their own.
+template <class Handle, auto kDestroy>
+class Owned {
+ public:
+  Owned() = default;
+  ~Owned() {
+    if (handle_) kDestroy(handle_);
+  }
+  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Owned& operator=(Owned&&) = delete;
+
+  Handle get() const { return handle_; }
+  Handle* out() { return &handle_; }
+
+ private:
+  Handle handle_ = nullptr;
+};
+using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+using Library = Owned<cublasLtHandle_t, cublasLtDestroy>;
+using Event = Owned<cudaEvent_t, cudaEventDestroy>;
+
+// A column-major matrix for each head.
+Layout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t leading, int64_t heads,
+              int64_t head_stride) {
+  Layout result;
+  check_blas(cublasLtMatrixLayoutCreate(result.out(), type, static_cast<uint64_t>(rows),
+                                        static_cast<uint64_t>(columns), leading),
+             "layout");
+  if (heads == 1) return result;
+  const auto count = static_cast<int32_t>(heads);
+  check_blas(cublasLtMatrixLayoutSetAttribute(result.get(), CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                              &count, sizeof count),
+             "heads");
+  check_blas(
+      cublasLtMatrixLayoutSetAttribute(result.get(), CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                       &head_stride, sizeof head_stride),
+      "heads");
+  return result;
+}
+
+// A product as the library sees it: y^T = weight x^T with all matrices column-major.
+struct Plan {
+  Operation operation;
+  Layout weight, x, y;
+  cublasLtMatmulAlgo_t algorithm{};
+  bool skinny = false;  // not through the library
+  bool tuned = false;
+};
+
+void set_bias(const Operation& operation, const float* bias) {
+  check_blas(cublasLtMatmulDescSetAttribute(operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                            &bias, sizeof bias),
+             "bias");
+}
+
+Operation describe_operation(const LinearParams& p) {
+  Operation operation;
+  check_blas(cublasLtMatmulDescCreate(operation.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
+             "operation");
+  const cublasOperation_t transposed = CUBLAS_OP_T;
+  check_blas(cublasLtMatmulDescSetAttribute(operation.get(), CUBLASLT_MATMUL_DESC_TRANSA,
+                                            &transposed, sizeof transposed),
+             "operation");
+  if (!p.bias) return operation;
+  const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+  check_blas(cublasLtMatmulDescSetAttribute(operation.get(), CUBLASLT_MATMUL_DESC_EPILOGUE,
+                                            &epilogue, sizeof epilogue),
+             "bias");
+  const cudaDataType_t bias_type = CUDA_R_32F;
+  check_blas(cublasLtMatmulDescSetAttribute(operation.get(), CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                                            &bias_type, sizeof bias_type),
+             "bias");
+  set_bias(operation, p.bias);
+  return operation;
+}
+
+Plan describe(const LinearParams& p) {
+  const cudaDataType_t type = type_of(p.dtype);
+  return {
+      .operation = describe_operation(p),
+      .weight = layout(type, p.in_features, p.out_features, p.in_features, p.heads,
+                       p.out_features * p.in_features),
+      .x = layout(type, p.in_features, p.rows, p.heads * p.x_head_stride, p.heads, p.x_head_stride),
+      .y = layout(CUDA_R_32F, p.out_features, p.rows, p.heads * p.y_head_stride, p.heads,
+                  p.y_head_stride)};
+}
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), "matrix product");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+struct LinearRunner::Impl {
+  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+  static constexpr int64_t kFlushBytes = int64_t{96} << 20;  // more than any cache
+  static constexpr int kProposals = 12;
+
+  explicit Impl(Memory& memory) : workspace(kWorkspaceBytes, memory), flushed(kFlushBytes, memory) {
+    check_blas(cublasLtCreate(library.out()), "cuBLASLt");
+    for (Event* event : {&start, &stop}) check_cuda(cudaEventCreate(event->out()), "an event");
+  }
+
+  const Plan& plan(const LinearParams& p, cudaStream_t stream);
+  std::vector<cublasLtMatmulAlgo_t> proposals(const Plan& plan);
+  void choose_fastest(const LinearParams& p, Plan& plan, cudaStream_t stream);
+  cublasStatus_t multiply(const LinearParams& p, const Plan& plan, cudaStream_t stream);
+  // Milliseconds of the fastest of some runs that find nothing in the caches; infinite for an
+  // error.
+  float time(const LinearParams& p, const Plan& plan, cudaStream_t stream);
+
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool>;
+  Library library;
+  Buffer workspace, flushed;
+  Event start, stop;
+  std::map<Key, Plan> plans;
+  bool tuning = false;
+};
+
+std::vector<cublasLtMatmulAlgo_t> LinearRunner::Impl::proposals(const Plan& plan) {
+  Preference preference;
+  check_blas(cublasLtMatmulPreferenceCreate(preference.out()), "preference");
+  const auto bytes = static_cast<uint64_t>(workspace.bytes());
+  check_blas(cublasLtMatmulPreferenceSetAttribute(
+                 preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes),
+             "preference");
+  std::array<cublasLtMatmulHeuristicResult_t, kProposals> results{};
+  int found = 0;
+  check_blas(cublasLtMatmulAlgoGetHeuristic(library.get(), plan.operation.get(), plan.weight.get(),
+                                            plan.x.get(), plan.y.get(), plan.y.get(),
+                                            preference.get(), kProposals, results.data(), &found),
+             "algorithm");
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < found; ++i) algorithms.push_back(results[i].algo);
+  return algorithms;
+}
+
+cublasStatus_t LinearRunner::Impl::multiply(const LinearParams& p, const Plan& plan,
+                                            cudaStream_t stream) {
+  if (p.bias) set_bias(plan.operation, p.bias);
+  const float one = 1, zero = 0;
+  return cublasLtMatmul(library.get(), plan.operation.get(), &one, p.weight, plan.weight.get(), p.x,
+                        plan.x.get(), &zero, p.y, plan.y.get(), p.y, plan.y.get(), &plan.algorithm,
+                        workspace.as<>(), static_cast<size_t>(workspace.bytes()), stream);
+}
+
+float LinearRunner::Impl::time(const LinearParams& p, const Plan& plan, cudaStream_t stream) {
+  constexpr int kRuns = 4;  // the first one loads the kernel
+  float best = std::numeric_limits<float>::infinity();
+  for (int run = 0; run < kRuns; ++run) {
+    check_cuda(cudaMemsetAsync(flushed.as<void>(), run, static_cast<size_t>(kFlushBytes), stream),
+               "timing a product");
+    check_cuda(cudaEventRecord(start.get(), stream), "timing a product");
+    if (plan.skinny) {
+      skinny_product(p, stream);
+    } else if (multiply(p, plan, stream) != CUBLAS_STATUS_SUCCESS) {
+      return best;
+    }
+    check_cuda(cudaEventRecord(stop.get(), stream), "timing a product");
+    check_cuda(cudaEventSynchronize(stop.get()), "timing a product");
+    float milliseconds = 0;
+    check_cuda(cudaEventElapsedTime(&milliseconds, start.get(), stop.get()), "timing a product");
+    if (run > 0) best = std::min(best, milliseconds);
+  }
+  return best;
+}
+
+void LinearRunner::Impl::choose_fastest(const LinearParams& p, Plan& plan, cudaStream_t stream) {
+  cublasLtMatmulAlgo_t best = plan.algorithm;
+  float least = std::numeric_limits<float>::infinity();
+  for (const cublasLtMatmulAlgo_t& algorithm : proposals(plan)) {
+    plan.algorithm = algorithm;
+    const float milliseconds = time(p, plan, stream);
+    if (milliseconds >= least) continue;
+    least = milliseconds;
+    best = algorithm;
+  }
+  plan.algorithm = best;
+  plan.tuned = true;
+  if (!is_skinny(p)) return;
+  plan.skinny = true;
+  plan.skinny = time(p, plan, stream) < least;
+}
+
+const Plan& LinearRunner::Impl::plan(const LinearParams& p, cudaStream_t stream) {
+  const Key key{p.rows,          p.out_features,  p.in_features, p.heads,
+                p.x_head_stride, p.y_head_stride, p.dtype,       p.bias != nullptr};
+  auto known = plans.find(key);
+  if (known == plans.end()) {
+    constexpr size_t kMostPlans = 4096;  // prompts come in all lengths
+    if (plans.size() >= kMostPlans) plans.clear();
+    Plan plan = describe(p);
+    const auto algorithms = proposals(plan);
+    REPLAYSSM_CHECK(!algorithms.empty(), "no algorithm for ", p.rows, " x ", p.out_features, " x ",
+                    p.in_features);
+    plan.algorithm = algorithms.front();
+    known = plans.emplace(key, std::move(plan)).first;
+  }
+  Plan& plan = known->second;
+  if (tuning && !plan.tuned && !is_capturing(stream)) choose_fastest(p, plan, stream);
+  return plan;
+}
+
+LinearRunner::LinearRunner(Memory& memory) : impl_(std::make_unique<Impl>(memory)) {}
+LinearRunner::~LinearRunner() = default;
+
+void LinearRunner::tune(bool on) { impl_->tuning = on; }
+
+void LinearRunner::run(const LinearParams& p, cudaStream_t stream) {
+  REPLAYSSM_CHECK(p.heads == 1 || !p.bias, "a bias with ", p.heads, " heads");
+  if (p.rows == 0 || p.out_features == 0) return;
+  const Plan& plan = impl_->plan(p, stream);
+  if (plan.skinny) return skinny_product(p, stream);
+  check_blas(impl_->multiply(p, plan, stream), "run");
+}
+
+}  // namespace replayssm::cuda

@@ -1,0 +1,49 @@
+// Matrix products with a model's weights on CUDA devices, through cuBLASLt.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "core/buffer.h"
+#include "replayssm/types.h"
+
+namespace replayssm::cuda {
+
+// For each of `heads` heads: y[m, n] = sum_k x[m, k] weight[n, k] + bias[n], accumulated in fp32.
+struct LinearParams {
+  const void* x = nullptr;  // [rows, heads, x_head_stride], of which in_features are read
+  int64_t x_head_stride = 0;
+  const void* weight = nullptr;  // [heads, out_features, in_features] in x's type
+  const float* bias = nullptr;   // [out_features], may be null; one head only
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  int64_t heads = 1;
+  int64_t rows = 0;
+  DType dtype = DType::kBFloat16;  // of x and weight: float32, float16 or bfloat16
+  float* y = nullptr;  // [rows, heads, y_head_stride], of which out_features are written
+  int64_t y_head_stride = 0;
+};
+
+// How products are run: the library's handle, its scratch memory and the way chosen for every shape
+// seen so far. One stream at a time.
+class LinearRunner {
+ public:
+  explicit LinearRunner(Memory& memory);
+  ~LinearRunner();
+
+  // Enqueued only. A shape's first call asks the library for an algorithm.
+  void run(const LinearParams& params, cudaStream_t stream);
+
+  // While tuning is on, a shape's first call outside of captures waits for the device: it times the
+  // algorithms that the library proposes and the kernel for very few rows (skinny.h), and keeps the
+  // fastest.
+  void tune(bool on);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace replayssm::cuda

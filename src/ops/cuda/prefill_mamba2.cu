@@ -1,0 +1,8 @@
+#include "ops/cuda/prefill_instances.cuh"
+
+namespace replayssm::cuda {
+
+template void launch_prefill<Family::kMamba2>(const RecurrentPrefillParams& params, bool aligned,
+                                              cudaStream_t stream);
+
+}  // namespace replayssm::cuda

@@ -1,0 +1,107 @@
+// Scalar products of keys and queries.
+#pragma once
+
+#include "ops/cuda/step_context.cuh"
+
+namespace replayssm::cuda {
+
+template <class Context>
+class Products;
+
+template <Family kFamily, class Act, int kState, bool kMany>
+class Products<StepContext<kFamily, Act, kState, kMany>> {
+ public:
+  using Context = StepContext<kFamily, Act, kState, kMany>;
+  using Shared = typename Context::Shared;
+
+  __device__ explicit Products(const Context& context) : c_(context) {}
+
+  // All rows with all queries; with_rows: with the rows behind them too. Raw keys.
+  __device__ void multiply(bool with_rows) const {
+    if constexpr (Context::kOperands) {
+      multiply_tiles(with_rows);
+    } else {
+      multiply_plain();
+    }
+  }
+
+  // The delta rule's 1 / |k| of the rows before `end`, in groups of eight lanes. The bits of a
+  // length are the same everywhere: they enter the state.
+  __device__ void key_factors(int end) const {
+    constexpr int kGroups = 32 / kRowLanes;
+    const int row_lane = threadIdx.x % kRowLanes, group = c_.lane() / kRowLanes;
+#pragma unroll 1
+    for (int first = c_.warp() * kGroups; first < end; first += c_.warps() * kGroups) {
+      float k[Shared::kPerLane];
+      Shared::template load_key<float>(c_.shared.key(min(first + group, end - 1)), row_lane, k);
+      const float factor = 1.0f / sqrtf(row_sum(dot<4>(k, k)) + kL2NormEps);
+      if (row_lane == 0 && first + group < end) c_.shared.key_factors()[first + group] = factor;
+    }
+  }
+
+ private:
+  // A warp per tile: 16 rows by eight rows or queries.
+  __device__ void multiply_tiles(bool with_rows) const {
+    const int row_tiles = (c_.b.rows + 15) / 16, others = with_rows ? (c_.b.rows + 7) / 8 : 0;
+    const int columns = others + (c_.b.window + 7) / 8;
+#pragma unroll 1
+    for (int n = c_.warp(); n < row_tiles * columns; n += c_.warps()) {
+      const int tile = n / columns, column = n - tile * columns;
+      if (column >= others) {
+        form_tile<true>(tile * 16, (column - others) * 8);
+      } else if (tile <= column / 2) {  // else all rows are behind
+        form_tile<false>(tile * 16, column * 8);
+      }
+    }
+  }
+  template <bool kQueries>
+  __device__ void form_tile(int row, int column) const {
+    const int lane = c_.lane(), count = kQueries ? c_.b.window : c_.b.rows;
+    const Act* const a_row = c_.shared.key(min(row + lane % 16, c_.b.rows - 1)) + lane / 16 * 8;
+    const int other = min(column + lane % 8, count - 1);
+    const Act* const b_row =
+        (kQueries ? c_.shared.query(other) : c_.shared.key(other)) + lane / 8 * 8;
+    float sum[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kState; k += 32) {
+      uint32_t a[4], b[4];
+      load_tiles(b, b_row + k);
+      load_tiles(a, a_row + k);
+      multiply_tile<Act>(sum[0], a, b[0], b[1]);
+      load_tiles(a, a_row + k + 16);
+      multiply_tile<Act>(sum[1], a, b[2], b[3]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int j = row + half * 8 + lane / 4, m = column + lane % 4 * 2 + e;
+        if (j < c_.b.rows && m < count)
+          (kQueries ? c_.shared.query_products(m) : c_.shared.row_products(m))[j] =
+              sum[0][2 * half + e] + sum[1][2 * half + e];
+      }
+  }
+
+  // Groups of eight lanes take a row each.
+  __device__ void multiply_plain() const {
+    constexpr int kGroups = 32 / kRowLanes;
+    const int row_lane = threadIdx.x % kRowLanes, group = c_.lane() / kRowLanes;
+#pragma unroll 1
+    for (int first = c_.warp() * kGroups; first < c_.b.rows; first += c_.warps() * kGroups) {
+      const int j = min(first + group, c_.b.rows - 1);
+      float k[Shared::kPerLane];
+      Shared::template load_key<Act>(c_.shared.key(j), row_lane, k);
+#pragma unroll 1
+      for (int i = 0; i < c_.b.window; ++i) {
+        float q[Shared::kPerLane];
+        Shared::template load_key<Act>(c_.shared.query(i), row_lane, q);
+        const float product = row_sum(dot<4>(k, q));
+        if (row_lane == 0 && first + group < c_.b.rows) c_.shared.query_products(i)[j] = product;
+      }
+    }
+  }
+
+  const Context& c_;
+};
+
+}  // namespace replayssm::cuda

@@ -1,0 +1,231 @@
+// Per head and token, the vector that meets the state: the query (Mamba-2), or the query walked
+// back to the checkpoint.
+#pragma once
+
+#include "ops/cuda/step_context.cuh"
+#include "ops/cuda/step_parts.cuh"
+
+namespace replayssm::cuda {
+
+// Read: the type of the states that meet the vectors on the tensor cores; void: they do not.
+template <class Context, class Read>
+class Targets {
+ public:
+  using Shared = typename Context::Shared;
+  static constexpr int kState = Shared::kPerLane * kRowLanes;
+  static constexpr int kElems = kState / 32;  // of a lane, where a warp has a vector
+  static constexpr bool kHalves = std::is_same_v<Read, float>;  // of fp32 numbers
+  static constexpr int kCount =
+      std::is_void_v<Read> || kHalves
+          ? 0
+          : target_parts(Context::kFamily, device_dtype<typename Context::Element>(),
+                         device_dtype<Read>());
+  static constexpr int kBytes = kHalves ? halves_stride(kState) : kCount * Shared::kPartStride * 2;
+
+  __device__ explicit Targets(const Context& context) : c_(context) {}
+
+  // Of token i, as operands.
+  __device__ const void* operands(int head, int i) const {
+    if constexpr (kCount == 1) return c_.shared.query(i);
+    return parts(head, i);
+  }
+
+  // Mamba-2's heads share the queries. A warp per query.
+  __device__ void keep_queries() const {
+#pragma unroll 1
+    for (int i = c_.warp(); i < c_.b.window; i += c_.warps()) {
+      float t[kElems];
+      load_query(i, t);
+      keep(0, i, t);
+      if (!c_.b.reads_after) continue;
+      for (int head = c_.lane(); head < c_.launch.config.heads; head += 32)
+        c_.shared.output_scale(head, i) = 1;
+    }
+  }
+
+  // The sums of keys and queries that Weights::solve asks for: 16 tokens by 32 columns a warp.
+  __device__ void sum_keys() const {
+    const int count = c_.launch.config.heads * c_.b.window;
+#pragma unroll 1
+    for (int first = 0; first < count; first += 16)
+#pragma unroll 1
+      for (int column = c_.warp() * 32; column < kState; column += c_.warps() * 32)
+        sum_keys(first, count, column);
+  }
+
+  // The delta rule's walks back through the ancestors of tokens, by a warp; where an output is read
+  // off the state behind its token there is nothing to walk.
+  static constexpr int kWalks = Context::kManyTokens ? 2 : 1;
+  __device__ void walk(int head, int first) const {
+    float t[kWalks][kElems], newer[kWalks];  // a scalar decay of all newer rows is kept apart
+#pragma unroll
+    for (int u = 0; u < kWalks; ++u) {
+      load_query(c_.together(first, u), t[u]);
+      const float scale = 1.0f / (sqrtf(warp_sum(dot<2>(t[u], t[u])) + kL2NormEps) * sqrtf(kState));
+#pragma unroll
+      for (int e = 0; e < kElems; ++e) t[u][e] *= scale;
+      newer[u] = 1;
+    }
+    if (!c_.b.reads_after) walk_back(head, first, t, newer);
+#pragma unroll
+    for (int u = 0; u < kWalks; ++u) {
+      const int i = c_.together(first, u);
+      if (c_.lane() == 0) c_.shared.output_scale(head, i) = newer[u];
+      keep(head, i, t[u]);
+    }
+  }
+
+ private:
+  using Element = typename Context::Element;
+
+  // Rows that are not on a path have no effect. Weights are stored 32 rows at a time.
+  __device__ void walk_back(int head, int first, float (&t)[kWalks][kElems],
+                            float (&newer)[kWalks]) const {
+    constexpr bool kChannels = Context::kFamily == Family::kKimiDelta;
+    const int lane = c_.lane();
+    const float skip = c_.skip(head);
+    uint32_t path[kWalks];
+    float mine[kWalks] = {};
+#pragma unroll
+    for (int u = 0; u < kWalks; ++u) path[u] = c_.path(c_.together(first, u));
+#pragma unroll 1
+    for (int j = c_.b.rows - 1; j >= c_.b.replayed; --j) {
+      float k[kElems], a[kElems], known[kWalks];
+      load_elements<Element, kElems>(c_.shared.key(j) + lane * kElems, k);
+      if constexpr (kChannels)
+        load_elements<float, kElems>(
+            c_.shared.channel_decays(head, j) + padded_index(lane * kElems), a);
+      const float factor = c_.shared.key_factors()[j];
+      const float strength = c_.shared.strengths(head)[j] * factor;
+#pragma unroll
+      for (int u = 0; u < kWalks; ++u) known[u] = dot<2>(k, t[u]);
+#pragma unroll
+      for (int d = 16; d > 0; d /= 2)
+#pragma unroll
+        for (int u = 0; u < kWalks; ++u) known[u] += __shfl_xor_sync(kAllLanes, known[u], d);
+#pragma unroll
+      for (int u = 0; u < kWalks; ++u) {
+        const bool on = c_.on_path(path[u], j);
+        const float c = on ? strength * known[u] : 0.0f, step = -c * factor;
+        if (lane == j % 32) mine[u] = newer[u] * c;
+#pragma unroll
+        for (int e = 0; e < kElems; ++e) {
+          t[u][e] = fmaf(step, k[e], t[u][e]);
+          if (kChannels && on) t[u][e] *= a[e];
+        }
+        if (!kChannels && on) newer[u] *= c_.shared.decays(head)[j];
+      }
+      if (j % 32 != 0 && j != c_.b.replayed) continue;
+#pragma unroll
+      for (int u = 0; u < kWalks; ++u) {
+        const int row = j / 32 * 32 + lane;
+        if (row < round_up(c_.b.rows, 16))
+          c_.store_weight(head, c_.together(first, u), row, mine[u], skip);
+        mine[u] = 0;
+      }
+    }
+  }
+
+  // This lane's elements, from kElems times its number on.
+  __device__ void load_query(int i, float (&t)[kElems]) const {
+    load_elements<Element, kElems>(c_.shared.query(i) + c_.lane() * kElems, t);
+  }
+  // Whether the tensor cores read the states; else lanes do.
+  __device__ bool in_parts() const { return !std::is_void_v<Read> && c_.b.replayed == 0; }
+
+  __device__ void* parts(int head, int i) const { return c_.shared.parts(head, i, kBytes); }
+
+  __device__ void keep(int head, int i, float (&t)[kElems]) const {
+    if constexpr (kHalves) {
+      if (in_parts()) {
+#pragma unroll
+        for (int e = 0; e < kElems; e += 2)
+          store_halves(parts(head, i), c_.lane() * kElems + e, t[e], t[e + 1]);
+        return;
+      }
+    } else if constexpr (kCount == 1) {
+      if (in_parts()) {  // the query is the operand
+        if (c_.lane() == 0) c_.shared.part_scale(head, i) = 1;
+        return;
+      }
+    } else if constexpr (kCount > 1) {
+      if (in_parts()) return split(head, i, t);
+    }
+    store_elements<float, kElems>(c_.shared.target(head, i) + padded_index(c_.lane() * kElems), t);
+  }
+  __device__ void split(int head, int i, float (&t)[kElems]) const {
+    float inverse = 1;
+    if constexpr (std::is_same_v<PartOf<Read>, Fp16>) {
+      float most = 0;
+#pragma unroll
+      for (int e = 0; e < kElems; ++e) most = fmaxf(most, fabsf(t[e]));
+#pragma unroll
+      for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, d));
+      const float scale = half_scale(most, inverse);
+#pragma unroll
+      for (int e = 0; e < kElems; ++e) t[e] *= scale;
+    }
+    if (c_.lane() == 0) c_.shared.part_scale(head, i) = inverse;
+#pragma unroll
+    for (int e = 0; e < kElems; e += 2)
+      store_parts<Read, kCount>(parts(head, i), Shared::kPartStride, c_.lane() * kElems + e, t[e],
+                                t[e + 1]);
+  }
+
+  __device__ void sum_keys(int first, int count, int column) const {
+    constexpr int kTiles = 4;  // of eight columns
+    const int lane = c_.lane(), rows = c_.b.rows, stop = rows + c_.b.window;
+    const int token = min(first + lane % 16, count - 1), head = token / c_.window();
+    const Bf16* const factors =
+        c_.shared.steps(0, head, token - head * c_.window()) + lane / 16 * 8;
+    const int part_stride = c_.launch.layout.tokens * c_.launch.layout.step_stride;
+    float sum[kTiles][4] = {};
+#pragma unroll 1
+    for (int k = c_.b.first_mixed() / 16 * 16; k < stop; k += 16) {
+      const int row = k + lane % 16;
+      const Bf16* from = row < rows ? c_.shared.key(row) : c_.shared.query(row - rows);
+      from += column + lane / 16 * 8;
+      uint32_t b[kTiles / 2][4];
+#pragma unroll
+      for (int n = 0; n < kTiles / 2; ++n)
+        load_tiles_transposed(b[n], row < stop ? from + 16 * n : c_.shared.zeros());
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        uint32_t a[4];
+        load_tiles(a, factors + part * part_stride + k);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n)
+          multiply_tile<Bf16>(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int n = first + half * 8 + lane / 4;
+      if (n >= count) break;
+      const int to = n / c_.window(), i = n - to * c_.window();
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+        keep_pair(to, i, column + tile * 8 + lane % 4 * 2, sum[tile][2 * half],
+                  sum[tile][2 * half + 1]);
+      if (column == 0 && lane % 4 == 0) c_.shared.part_scale(to, i) = 1.0f / kPartScale;
+    }
+  }
+  // Targets of the delta rule are no longer than K^-1/2 as long as strengths lie in [0, 2].
+  static constexpr float kPartScale =
+      kCount > 0 && std::is_same_v<PartOf<Read>, Fp16> ? 256.0f : 1.0f;
+
+  __device__ void keep_pair(int head, int i, int column, float x, float y) const {
+    if constexpr (kHalves) {
+      if (in_parts()) return store_halves(parts(head, i), column, x, y);
+    } else if constexpr (kCount > 0) {
+      if (in_parts())
+        return store_parts<Read, kCount>(parts(head, i), Shared::kPartStride, column,
+                                         kPartScale * x, kPartScale * y);
+    }
+    *reinterpret_cast<float2*>(c_.shared.target(head, i) + padded_index(column)) = {x, y};
+  }
+
+  const Context& c_;
+};
+
+}  // namespace replayssm::cuda

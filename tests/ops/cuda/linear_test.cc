@@ -1,0 +1,152 @@
+#include "ops/cuda/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "core/half.h"
+#include "core/philox.h"
+#include "ops/cuda/device.h"
+#include "ops/cuda/device_memory.h"
+#include "ops/cuda/skinny.h"
+
+namespace replayssm::testing {
+namespace {
+
+struct Case {
+  DType dtype;
+  int64_t rows, in, out, heads, x_gap, y_gap;
+  bool bias;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (const int64_t rows : {1, 2, 3, 4, 7, 33}) {
+      all.push_back({dtype, rows, 64, 40, 1, 0, 0, false});
+      all.push_back({dtype, rows, 2568, 37, 1, 0, 0, true});
+      all.push_back({dtype, rows, 192, 5, 1, 8, 3, true});
+      all.push_back({dtype, rows, 32, 48, 3, 16, 8, false});
+    }
+  }
+  return all;
+}
+
+// Values of the type, as their doubles and as memory.
+struct Values {
+  std::vector<double> exact;
+  std::vector<std::byte> bytes;
+
+  Values(DType dtype, int64_t count, uint64_t seed) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto x = static_cast<float>(2 * uniform(seed, i) - 1);
+      switch (dtype) {
+        case DType::kBFloat16: add(from_float<bf16>(x)); break;
+        case DType::kFloat16: add(from_float<fp16>(x)); break;
+        default: add(x);
+      }
+    }
+  }
+  template <class T>
+  void add(T value) {
+    exact.push_back(to_float(value));
+    const auto* at = reinterpret_cast<const std::byte*>(&value);
+    bytes.insert(bytes.end(), at, at + sizeof value);
+  }
+};
+
+// The sum of `in` products in fp32, in any order.
+double tolerance(int64_t in) { return 4e-7 * static_cast<double>(in); }
+
+void expect_products(const Case& c, bool skinny) {
+  const int64_t x_stride = c.in + c.x_gap, y_stride = c.out + c.y_gap;
+  const Values x(c.dtype, c.rows * c.heads * x_stride, 1);
+  const Values weight(c.dtype, c.heads * c.out * c.in, 2);
+  const Values bias(DType::kFloat32, c.out, 3);
+  const DeviceArray<std::byte> x_there(x.bytes), weight_there(weight.bytes), bias_there(bias.bytes);
+  const std::vector<float> untouched(c.rows * c.heads * y_stride, std::nanf(""));
+  DeviceArray<float> y_there(untouched);
+  const cuda::LinearParams params{
+      .x = x_there.data(),
+      .x_head_stride = x_stride,
+      .weight = weight_there.data(),
+      .bias = c.bias ? reinterpret_cast<const float*>(bias_there.data()) : nullptr,
+      .in_features = c.in,
+      .out_features = c.out,
+      .heads = c.heads,
+      .rows = c.rows,
+      .dtype = c.dtype,
+      .y = y_there.data(),
+      .y_head_stride = y_stride};
+  const cuda::Stream stream;
+  cuda::DeviceMemory memory(stream);
+  if (skinny) {
+    cuda::skinny_product(params, stream.get());
+  } else {
+    cuda::LinearRunner runner(memory);
+    runner.run(params, stream.get());
+    runner.tune(true);
+    runner.run(params, stream.get());
+  }
+  stream.synchronize();
+  std::vector<float> y;
+  y_there.download(y);
+  for (int64_t r = 0; r < c.rows; ++r) {
+    for (int64_t h = 0; h < c.heads; ++h) {
+      for (int64_t n = 0; n < y_stride; ++n) {
+        const float got = y[(r * c.heads + h) * y_stride + n];
+        if (n >= c.out) {
+          ASSERT_TRUE(std::isnan(got)) << "behind row " << r << " head " << h;
+          continue;
+        }
+        double want = c.bias ? bias.exact[n] : 0;
+        for (int64_t k = 0; k < c.in; ++k)
+          want +=
+              x.exact[(r * c.heads + h) * x_stride + k] * weight.exact[(h * c.out + n) * c.in + k];
+        ASSERT_NEAR(got, want, tolerance(c.in))
+            << dtype_name(c.dtype) << " rows=" << c.rows << " in=" << c.in << " row " << r
+            << " head " << h << " output " << n;
+      }
+    }
+  }
+}
+
+TEST(CudaLinear, IsTheSumOfProducts) {
+  REQUIRE_DEVICE();
+  for (const Case& c : cases()) expect_products(c, false);
+}
+
+TEST(CudaLinear, KernelForFewRowsIsTheSumOfProducts) {
+  REQUIRE_DEVICE();
+  int64_t compared = 0;
+  for (const Case& c : cases()) {
+    if (c.heads != 1 || c.rows > cuda::kMostSkinnyRows || c.dtype == DType::kFloat32) continue;
+    expect_products(c, true);
+    ++compared;
+  }
+  EXPECT_GT(compared, 12);
+}
+
+TEST(CudaLinear, FewRowsAreOfSixteenBitsAndAligned) {
+  alignas(16) static const char memory[64] = {};
+  cuda::LinearParams p{.x = memory, .x_head_stride = 8, .weight = memory, .in_features = 8};
+  p.out_features = 3;
+  p.rows = 4;
+  EXPECT_TRUE(cuda::is_skinny(p));
+  const auto refused = [&](auto change) {
+    cuda::LinearParams changed = p;
+    change(changed);
+    return !cuda::is_skinny(changed);
+  };
+  EXPECT_TRUE(refused([](auto& q) { q.rows = 5; }));
+  EXPECT_TRUE(refused([](auto& q) { q.heads = 2; }));
+  EXPECT_TRUE(refused([](auto& q) { q.dtype = DType::kFloat32; }));
+  EXPECT_TRUE(refused([](auto& q) { q.x = memory + 2; }));
+  EXPECT_TRUE(refused([](auto& q) { q.x_head_stride = 9; }));
+  EXPECT_TRUE(refused([](auto& q) { q.weight = memory + 8; }));
+  EXPECT_TRUE(refused([](auto& q) { q.in_features = 12; }));
+}
+
+}  // namespace
+}  // namespace replayssm::testing
