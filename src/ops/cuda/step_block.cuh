@@ -48,9 +48,7 @@ __device__ inline Cursor current_cursor(const Cursor* cursor) {
   return c;
 }
 
-// Reads what the kernel before may not write: see wait_for_predecessor. kTiled: there is a kernel
-// that folds on the tensor cores.
-template <bool kTiled>
+// Reads what the kernel before may not write: see wait_for_predecessor.
 __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const StepLaunch& launch) {
   BlockPlace b{};
   const auto& config = launch.config;
@@ -85,7 +83,7 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
              : conventional  ? b.rows
                              : min(cursor.fold_count, b.history);
   b.replayed = b.reads_after ? b.rows : p.route == Route::kStateAndOutput ? b.history : b.stored;
-  if (kTiled && p.route == Route::kOutputOnly && b.stored <= kMostTileRows) {
+  if (p.route == Route::kOutputOnly && b.stored <= launch.layout.tile_rows) {
     b.tiled = b.stored;
     b.replayed = 0;
   }

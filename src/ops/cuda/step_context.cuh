@@ -75,6 +75,19 @@ struct StepContext {
     return j < b.history || (path >> (j - b.history) & 1) != 0;
   }
 
+  // Of a token's path in the window: the log decay of what is newer than row j, and of all of it.
+  // In the order of the path alone, whatever lies between its rows.
+  __device__ float newer_in_window(int head, uint32_t path, int j, float& all) const {
+    float newer = 0;
+    all = 0;
+#pragma unroll 1
+    for (int node = window() - 1; node >= 0; --node) {
+      if ((path >> node & 1) == 0) continue;
+      if (node == j - b.history) newer = all;
+      all += shared.log_decays(head)[b.history + node];
+    }
+    return newer;
+  }
   // Mamba-2's D of a head.
   __device__ float skip(int head) const { return p.skip ? __ldg(p.skip + b.head + head) : 0.0f; }
 

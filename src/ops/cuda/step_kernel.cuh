@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   const int shift = 31 - __clz(launch.config.warps), warp = threadIdx.x / 32;
   const int passes = launch.config.heads * launch.head_passes;
   const Passes mine{(warp * passes) >> shift, ((warp + 1) * passes) >> shift};
-  const BlockPlace b = block_place<Step::kTileFolds>(p, launch);
+  const BlockPlace b = block_place(p, launch);
   const Step early(p, launch, b, shared, mine);
   if (b.slot < 0) {
     wait_for_predecessor();

@@ -74,6 +74,7 @@ struct StepLayout {
   int rows = 0;
   int window = 0;          // tokens
   int tokens = 0;          // those of all its heads
+  int tile_rows = 0;       // most rows that the tensor cores fold; 0: they do not
   int columns = 0;         // rows of the state that the block owns, over all its heads
   int product_stride = 0;  // floats from the products of one row, or query, to the next
   int weight_stride = 0;   // operands from the weights of one token to the next
@@ -136,6 +137,12 @@ constexpr bool uses_gram(Family family, DType activation, int rows) {
   return family == Family::kGatedDelta && are_operands(activation) && rows <= kMostGramRows;
 }
 
+// Bytes of a target as operands of the tensor cores.
+constexpr int part_bytes(Family family, const StepTypes& types, int state_dim, int window) {
+  if (types.read == DType::kFloat32) return window > 1 ? halves_stride(state_dim) : 0;
+  return target_parts(family, types.activation, types.read) * row_stride(state_dim, 2) * 2;
+}
+
 constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& ring,
                                  const StepTypes& types, const LaunchConfig& config) {
   StepLayout s;
@@ -166,8 +173,10 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   if (!kimi) s.log_decays = take(gates);
   s.decays = take(kimi ? gates * padded_width(state) : gates);
   if (!mamba) s.factors = take(4 * s.rows);
-  const bool folds = folds_in_tiles(shape.family, types.activation, types.checkpoint,
-                                    types.read != types.checkpoint);
+  const bool folds =
+      (mamba || gram) && folds_in_tiles(shape.family, types.activation, types.checkpoint,
+                                        types.read != types.checkpoint);
+  s.tile_rows = folds ? kMostTileRows : 0;
   // What is dead when outputs are formed lies where these and what folds hand over do.
   const int early = s.total;
   if (mamba || gram) s.products = take(4 * (s.window + (gram ? s.rows : 0)) * s.product_stride);
@@ -184,14 +193,8 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   s.weights = take(s.tokens * s.weight_stride * (operands ? 2 * kParts : 4));
   s.targets = take(4 * targets * padded_width(state));
   s.parts = s.targets;
-  int part_bytes = 0;
-  if (types.read != DType::kFloat32) {
-    part_bytes =
-        target_parts(shape.family, types.activation, types.read) * row_stride(state, 2) * 2;
-  } else if (s.window > 1) {
-    part_bytes = halves_stride(state);
-  }
-  const int parts_end = s.parts + round_up(targets * part_bytes, 16);
+  const int parts_end =
+      s.parts + round_up(targets * part_bytes(shape.family, types, state, s.window), 16);
   s.total = s.total > parts_end ? s.total : parts_end;
   s.part_scales = take(4 * targets);
   s.output_scales = take(4 * s.tokens);

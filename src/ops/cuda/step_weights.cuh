@@ -30,8 +30,8 @@ class Weights {
       for (int u = 0; u < kTogether; ++u) {
         const int token = c_.together(i, u);
         const bool on = c_.on_path(path[u], j);
-        const float newer = sum_above(on ? log_decay : 0.0f, carried[u]);
-        const float c = on ? strength * expf(newer) * c_.shared.query_products(token)[j] : 0.0f;
+        const float decay = expf(newer(head, path[u], j, on ? log_decay : 0.0f, carried[u]));
+        const float c = on ? strength * decay * c_.shared.query_products(token)[j] : 0.0f;
         if (j < round_up(c_.b.rows, 16)) c_.store_weight(head, token, j, c, skip);
       }
     }
@@ -75,9 +75,9 @@ class Weights {
     for (int u = 0; u < kTogether; ++u) {
       const int token = c_.together(i, u);
       float carried = 0;
-      const float newer = sum_above(on[u] ? log_decay : 0.0f, carried);
+      const float decay = expf(newer(head, c_.path(token), j, on[u] ? log_decay : 0.0f, carried));
       if (j < round_up(rows, 16))
-        c_.store_weight(head, token, j, on[u] ? write[u] * expf(newer) * rest[u] : 0.0f, skip);
+        c_.store_weight(head, token, j, on[u] ? write[u] * decay * rest[u] : 0.0f, skip);
       store_steps(head, token, on[u] ? -write[u] * factor * rest[u] : 0.0f, scale[u]);
       if (j == 0) c_.shared.output_scale(head, token) = expf(carried);
     }
@@ -121,6 +121,16 @@ class Weights {
   }
 
  private:
+  // The log decay of what is newer than row j on a path, of rows that lanes hold, newest first.
+  // carried: of all rows before these; grows by them.
+  __device__ float newer(int head, uint32_t path, int j, float log_decay, float& carried) const {
+    float all = 0;
+    const float in_window = c_.newer_in_window(head, path, j, all);
+    if (j / 32 == (c_.b.rows - 1) / 32) carried = all;  // the first rows
+    const float in_history = sum_above(j < c_.b.history ? log_decay : 0.0f, carried);
+    return j < c_.b.history ? in_history : in_window;
+  }
+
   // The target of token i is the sum of all keys, then queries, with these factors.
   __device__ void store_steps(int head, int i, float step, float scale) const {
     const int rows = c_.b.rows;

@@ -35,6 +35,25 @@ TEST_P(CudaWindow, EveryRouteMatchesTheReference) {
   }
 }
 
+// Rings of more rows than a warp has lanes, whose first fold is a short one.
+TEST_P(CudaWindow, LongRingsMatchTheReference) {
+  REQUIRE_DEVICE();
+  const Case c = GetParam();
+  const int64_t tokens = 60;
+  const auto in = random_inputs(c, tokens, 6);
+  const auto want = expected(c, in, tokens);
+  for (const Route route : kReplayRoutes) {
+    SCOPED_TRACE(name(c) + " " + route_name(route));
+    Pool pool(c, {.buffer_len = 40, .max_window = 3}, 1);
+    pool.clear(0);
+    pool.cursors[0].ring_limit = 9;
+    const auto o = decode(c, pool, route, in, 0, tokens, 3);
+    fold(c, pool, 0);
+    EXPECT_LT(relative_error(o, want.o), output_tolerance(c) + copy_tolerance(c));
+    EXPECT_LT(relative_error(pool.slot_values(0), want.state), state_tolerance(c));
+  }
+}
+
 TEST_P(CudaWindow, AnyFlushScheduleGivesTheConventionalState) {
   REQUIRE_DEVICE();
   Case c = GetParam();
