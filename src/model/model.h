@@ -25,14 +25,14 @@ struct StateEmulation;  // ops/cpu/precision.h
 // sequences decode (window <= ring.max_window, through the ring); the others prefill (any length,
 // empty ring).
 struct Batch {
-  std::span<const int32_t> token_ids;    // [tokens]
-  std::span<const int32_t> query_start;  // [sequences + 1]
-  std::span<const int32_t> slot;         // [sequences]
-  std::span<const int64_t> position;     // [sequences] tokens committed before the window
-  std::span<const int32_t> block_table;  // [sequences, block_table_stride]
+  std::span<const int32_t> token_ids{};    // [tokens]
+  std::span<const int32_t> query_start{};  // [sequences + 1]
+  std::span<const int32_t> slot{};         // [sequences]
+  std::span<const int64_t> position{};     // [sequences] tokens committed before the window
+  std::span<const int32_t> block_table{};  // [sequences, block_table_stride]
   int64_t block_table_stride = 0;
   int64_t decodes = 0;
-  std::span<const int32_t> logit_tokens;  // packed indices of the tokens whose logits are wanted
+  std::span<const int32_t> logit_tokens{};  // packed indices of the tokens whose logits are wanted
 
   int64_t sequences() const { return static_cast<int64_t>(slot.size()); }
 };
@@ -93,12 +93,12 @@ struct StageTimes {
 // Where the sequences' states live, in the model's memory (engine/slot_pool.h owns it).
 struct StateView {
   Route route = Route::kOutputOnly;
-  RingConfig ring;
-  Cursor* cursors = nullptr;                  // [slots]
-  std::span<const RecurrentState> recurrent;  // one per recurrent layer
-  std::span<void* const> conv_inputs;  // one per recurrent layer: [slots, conv_rows, channels]
-  std::span<void* const> kv_keys;      // one per attention layer (KvShape):
-  std::span<void* const> kv_values;    // [blocks, heads, block_size, head_dim]
+  RingConfig ring{};
+  Cursor* cursors = nullptr;                    // [slots]
+  std::span<const RecurrentState> recurrent{};  // one per recurrent layer
+  std::span<void* const> conv_inputs{};  // one per recurrent layer: [slots, conv_rows, channels]
+  std::span<void* const> kv_keys{};      // one per attention layer (KvShape):
+  std::span<void* const> kv_values{};    // [blocks, heads, block_size, head_dim]
   int64_t kv_block_size = 0;
   const cpu::StateEmulation* emulation = nullptr;  // of storage formats, to study them
 };

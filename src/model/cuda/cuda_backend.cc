@@ -59,8 +59,7 @@ void CudaBackend::gated_norm(const GatedNormParams& p) {
        .group_dim = p.group_dim,
        .weight_per_group = p.weight_per_group,
        .gate_first = p.gate_first,
-       .activation = p.activation == GateActivation::kSilu ? cuda::GateActivation::kSilu
-                                                           : cuda::GateActivation::kSigmoid,
+       .activation = p.activation,
        .eps = p.eps,
        .y = p.y,
        .y_dtype = p.dtype},

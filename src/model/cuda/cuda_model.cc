@@ -153,13 +153,15 @@ void CudaModel::enqueue() {
 // Steps of padding alone choose the products' algorithms and are captured.
 void CudaModel::prepare(const StateView& state, int64_t sequences) {
   const int32_t start = 0;
+  Batch empty;
+  empty.query_start = {&start, 1};
   for (int64_t bucket = 1; bucket <= bucket_of(sequences); bucket = bucket_of(bucket + 1)) {
     const PassPlaces places{.tokens = bucket,
                             .sequences = bucket,
                             .logits = bucket,
                             .block_table_stride = stride_of(state.kv_keys.empty() ? 0 : 1)};
     for (int pass = 0; pass < 2; ++pass) {
-      run({.query_start = {&start, 1}}, {}, state, places);
+      run(empty, {}, state, places);
       backend_.stream().synchronize();
     }
   }

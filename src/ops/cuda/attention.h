@@ -35,9 +35,9 @@ struct KvBatch {
 // launch. Every head of q and k is normalised (where it has a weight) and rotated by its token's
 // position (half-split form, angles are fp32 products, where rotary_dim > 0).
 struct AttentionInputParams {
-  InRows q;  // [tokens, heads, head_dim]; data may be null: no queries
-  InRows k;  // [tokens, kv_heads, head_dim]
-  InRows v;  // the same; not read where the cache's values are its keys
+  InRows q{};  // [tokens, heads, head_dim]; data may be null: no queries
+  InRows k{};  // [tokens, kv_heads, head_dim]
+  InRows v{};  // the same; not read where the cache's values are its keys
   int64_t tokens = 0;
   int64_t heads = 0;
   const float* q_norm = nullptr;             // [norm_dim], may be null
@@ -47,8 +47,8 @@ struct AttentionInputParams {
   const float* inverse_frequency = nullptr;  // [rotary_dim / 2]
   int64_t rotary_dim = 0;                    // leading elements of a head that are rotated
   KvCache cache;
-  KvBatch batch;  // its tokens are those of `q`; tokens behind the last sequence's are padding
-  OutRows q_out;  // [tokens, heads, head_dim]
+  KvBatch batch;    // its tokens are those of `q`; tokens behind the last sequence's are padding
+  OutRows q_out{};  // [tokens, heads, head_dim]
 };
 void prepare_attention(const AttentionInputParams& params, cudaStream_t stream);
 
@@ -82,10 +82,10 @@ struct AttentionParams {
   AttentionShape shape;  // as planned
   KvCache cache;
   KvBatch batch;
-  InRows q;  // [tokens, heads, head_dim] in the cache's type, rows at multiples of 16 bytes
+  InRows q{};  // [tokens, heads, head_dim] in the cache's type, rows at multiples of 16 bytes
   float scale = 1;
-  InRows gate;  // [tokens, heads, head_dim]; data may be null
-  OutRows out;  // [tokens, heads, head_dim]
+  InRows gate{};  // [tokens, heads, head_dim]; data may be null
+  OutRows out{};  // [tokens, heads, head_dim]
   const void* plan = nullptr;
   void* workspace = nullptr;  // aligned to 16
 };

@@ -42,9 +42,9 @@ void embed(const InRows& table, const int32_t* ids, int64_t rows, int64_t dim, f
 // norm(h) = h / sqrt(mean(h^2) + eps). Without `row_index`, h replaces hidden wherever something is
 // added. With it, row_index[r] takes r's place on the right (negative: y[r] = 0) and hidden stays.
 struct AddNormParams {
-  OutRows hidden;                      // [rows, dim]
-  InRows delta;                        // data may be null: nothing is added
-  InRows second;                       // the same
+  OutRows hidden{};                    // [rows, dim]
+  InRows delta{};                      // data may be null: nothing is added
+  InRows second{};                     // the same
   float scale = 1;                     // of delta
   float second_scale = 1;              // of second
   const float* weight = nullptr;       // [dim]; null: h is written to y as it is
@@ -52,8 +52,8 @@ struct AddNormParams {
   const int32_t* row_index = nullptr;  // [rows]; may be null
   int64_t rows = 0;
   int64_t dim = 0;
-  OutRows y;       // data may be null: hidden is all that is wanted
-  OutRows y_wide;  // the same again in another type (for routers); data may be null
+  OutRows y{};       // data may be null: hidden is all that is wanted
+  OutRows y_wide{};  // the same again in another type (for routers); data may be null
 };
 void add_rms_norm(const AddNormParams& params, cudaStream_t stream);
 

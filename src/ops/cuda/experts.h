@@ -50,27 +50,27 @@ void sort_by_expert(const ExpertPlan& plan, const int32_t* expert, const int32_t
 // y[p] = W[expert of p] x[p] (+ bias), for every live pair; others are left as they are.
 struct ExpertProductParams {
   ExpertPlan plan;
-  InRows x;                      // [rows, in] if x_per_row, else [rows * top_k, in]
+  InRows x{};                    // [rows, in] if x_per_row, else [rows * top_k, in]
   bool x_per_row = false;        //
   const void* weight = nullptr;  // [experts, out, in] in x's type
   const float* bias = nullptr;   // [experts, out], may be null
   int64_t in = 0;
   int64_t out = 0;
-  OutRows y;  // [rows * top_k, out]
+  OutRows y{};  // [rows * top_k, out]
 };
 void expert_product(const ExpertProductParams& params, cudaStream_t stream);
 
 // y[r] = sum over its choices of weight x[pair], in their order, + sigmoid(gate[r]) shared[r].
 struct CombineParams {
-  InRows x;                            // [rows * top_k, dim]; data may be null: no sum
+  InRows x{};                          // [rows * top_k, dim]; data may be null: no sum
   const float* weight = nullptr;       // [rows, top_k]
-  InRows shared;                       // [rows, dim]; data may be null
-  InRows shared_gate;                  // [rows, 1]; data may be null: a factor of 1
+  InRows shared{};                     // [rows, dim]; data may be null
+  InRows shared_gate{};                // [rows, 1]; data may be null: a factor of 1
   const int32_t* live_rows = nullptr;  // as in sort_by_expert; y of other rows is 0
   int64_t rows = 0;
   int64_t top_k = 0;
   int64_t dim = 0;
-  OutRows y;  // [rows, dim]
+  OutRows y{};  // [rows, dim]
 };
 void combine_experts(const CombineParams& params, cudaStream_t stream);
 

@@ -32,12 +32,12 @@ inline constexpr int32_t kNoToken = -1;
 inline constexpr int64_t kMaxVocab = int64_t{1} << 22;
 
 struct SampleParams {
-  InRows logits;  // [rows, vocab]
+  InRows logits{};  // [rows, vocab]
   int64_t rows = 0;
   int64_t vocab = 0;
   const SamplingRow* sampling = nullptr;  // [rows]; null: greedy
   const int64_t* position = nullptr;      // [rows] tokens before the drawn one; with `sampling`
-  SamplingHistory history;                // tokens null: no row has penalties
+  SamplingHistory history{};              // tokens null: no row has penalties
   int32_t* token = nullptr;               // [rows]; kNoToken for a row without a finite maximum
   void* workspace = nullptr;              // sample_workspace_bytes, aligned to 16, zeroed once
 };
