@@ -49,21 +49,20 @@ void CudaBackend::add_norm(const AddNormParams& p) {
 }
 
 void CudaBackend::gated_norm(const GatedNormParams& p) {
-  cuda::gated_rms_norm(
-      {.x = p.x,
-       .gate = p.gate,
-       .gate_stride = p.gate_stride,
-       .weight = p.weight,
-       .rows = p.rows,
-       .groups = p.groups,
-       .group_dim = p.group_dim,
-       .weight_per_group = p.weight_per_group,
-       .gate_first = p.gate_first,
-       .activation = p.activation,
-       .eps = p.eps,
-       .y = p.y,
-       .y_dtype = p.dtype},
-      stream_.get());
+  cuda::gated_rms_norm({.x = p.x,
+                        .gate = p.gate,
+                        .gate_stride = p.gate_stride,
+                        .weight = p.weight,
+                        .rows = p.rows,
+                        .groups = p.groups,
+                        .group_dim = p.group_dim,
+                        .weight_per_group = p.weight_per_group,
+                        .gate_first = p.gate_first,
+                        .activation = p.activation,
+                        .eps = p.eps,
+                        .y = p.y,
+                        .y_dtype = p.dtype},
+                       stream_.get());
 }
 
 void CudaBackend::mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim,
