@@ -269,7 +269,7 @@ class Problem {
   Windows windows_;
   RingConfig ring_;
   double replay_bytes_ = 0, conventional_bytes_ = 0;
-  Memory memory_;
+  BenchmarkMemory memory_;
   std::vector<RecurrentStepParams> params_;
   std::vector<LayerStepParams> whole_;  // the same layers
   void* workspace_ = nullptr;

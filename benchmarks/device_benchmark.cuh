@@ -34,9 +34,9 @@ static __global__ void fill_normal(void* data, int64_t count, DType dtype, float
 }
 
 // Device memory that is freed with the problem it belongs to.
-class Memory {
+class BenchmarkMemory {
  public:
-  ~Memory() {
+  ~BenchmarkMemory() {
     for (void* block : blocks_) cudaFree(block);
   }
   template <class T>
@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(256)
 
 // Bytes per second of a pure read.
 inline double read_bandwidth(cudaStream_t stream) {
-  Memory memory;
+  BenchmarkMemory memory;
   const int64_t bytes = int64_t{4} << 30;
   const auto* data = memory.random<uint4>(bytes / 4, DType::kFloat32);
   auto* sink = memory.take<uint32_t>(4);

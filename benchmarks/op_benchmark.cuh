@@ -26,7 +26,7 @@ struct Problem {
 
 struct Context {
   int64_t batch = 1;
-  Memory memory;
+  BenchmarkMemory memory;
 
   // Layers enough that none finds its memory in the cache.
   int64_t layers(double bytes) const {
