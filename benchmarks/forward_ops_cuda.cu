@@ -69,8 +69,8 @@ struct Heads {
 
 // A cache in blocks of 16 tokens, dealt in no order.
 struct Cached {
-  cuda::KvCache cache;
-  cuda::KvBatch batch;
+  KvCache cache;
+  KvBatch batch;
 };
 Cached cached(Context& c, const Heads& h, int64_t window, int64_t context) {
   constexpr int64_t kBlock = 16;

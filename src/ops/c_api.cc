@@ -142,15 +142,14 @@ replayssm_status replayssm_causal_conv(replayssm_context* context,
 replayssm_status replayssm_mamba2_gates(replayssm_context* context,
                                         const replayssm_mamba2_gates_params* params) {
   return guarded(
-      context, [&](auto& c) { cpu::mamba2_gates(twin<cpu::Mamba2GateParams>(c), context->pool); },
+      context, [&](auto& c) { cpu::mamba2_gates(twin<Mamba2GateParams>(c), context->pool); },
       params);
 }
 
 replayssm_status replayssm_delta_gates(replayssm_context* context,
                                        const replayssm_delta_gates_params* params) {
   return guarded(
-      context, [&](auto& c) { cpu::delta_gates(twin<cpu::DeltaGateParams>(c), context->pool); },
-      params);
+      context, [&](auto& c) { cpu::delta_gates(twin<DeltaGateParams>(c), context->pool); }, params);
 }
 
 replayssm_status replayssm_recurrent_step(replayssm_context* context,

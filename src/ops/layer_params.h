@@ -53,6 +53,27 @@ struct GatedNormParams {
   DType dtype = DType::kFloat32;
 };
 
+// The keys and values of one attention layer: blocks of `block_size` tokens.
+struct KvCache {
+  void* k = nullptr;  // [blocks, kv_heads, block_size, head_dim] in `dtype`
+  void* v = nullptr;  // the same; may be k itself, then every value is its key
+  DType dtype = DType::kFloat32;
+  int64_t block_size = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+};
+
+// Sequence s of the batch has `position[s]` tokens in the cache and brings the tokens
+// [query_start[s], query_start[s + 1]), none where it is padding. Its block b is
+// block_table[s * block_table_stride + b].
+struct KvBatch {
+  int64_t sequences = 0;
+  const int32_t* query_start = nullptr;  // [sequences + 1]
+  const int64_t* position = nullptr;     // [sequences]
+  const int32_t* block_table = nullptr;  // [sequences, block_table_stride]
+  int64_t block_table_stride = 0;
+};
+
 struct RouterParams {
   const float* logits = nullptr;           // [rows, experts]
   const float* correction_bias = nullptr;  // [experts], used for the selection only; may be null

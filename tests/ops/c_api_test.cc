@@ -196,8 +196,7 @@ TEST(CApiFunctions, ConvolutionAndGates) {
   for (int i = 0; i < 2; ++i) {
     b[i].resize(2 * kHeads);
     g[i].resize(2 * kHeads);
-    cpu::Mamba2GateParams p{x.data(), 4, bias,   a,           0.001f,
-                            0.5f,     2, kHeads, b[i].data(), g[i].data()};
+    Mamba2GateParams p{x.data(), 4, bias, a, 0.001f, 0.5f, 2, kHeads, b[i].data(), g[i].data()};
     const auto c = twin<replayssm_mamba2_gates_params>(p);
     if (i == 0) cpu::mamba2_gates(p, threads);
     if (i == 1) {
@@ -207,8 +206,7 @@ TEST(CApiFunctions, ConvolutionAndGates) {
   EXPECT_EQ(b[0], b[1]);
   EXPECT_EQ(g[0], g[1]);
   for (int i = 0; i < 2; ++i) {
-    cpu::DeltaGateParams p{x.data(), x.data() + 30, 4,           bias,       a,
-                           2,        kHeads,        b[i].data(), g[i].data()};
+    DeltaGateParams p{x.data(), x.data() + 30, 4, bias, a, 2, kHeads, b[i].data(), g[i].data()};
     const auto c = twin<replayssm_delta_gates_params>(p);
     if (i == 0) cpu::delta_gates(p, threads);
     if (i == 1) {

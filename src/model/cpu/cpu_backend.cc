@@ -110,17 +110,17 @@ void CpuBackend::attend(const AttentionParams& p) {
     cpu::rotary(p.k, p.kv_stride, token_position_.data(), p.inverse_frequency, tokens, p.kv_heads,
                 p.head_dim, p.rotary_dim, pool_);
   }
-  const cpu::KvCache cache{.k = p.cache_k,
-                           .v = p.cache_v,
-                           .dtype = dtype_,
-                           .block_size = p.block_size,
-                           .kv_heads = p.kv_heads,
-                           .head_dim = p.head_dim};
-  const cpu::KvBatch batch{.sequences = arrays_.sequences,
-                           .query_start = arrays_.query_start,
-                           .position = arrays_.position,
-                           .block_table = arrays_.block_table,
-                           .block_table_stride = arrays_.block_table_stride};
+  const KvCache cache{.k = p.cache_k,
+                      .v = p.cache_v,
+                      .dtype = dtype_,
+                      .block_size = p.block_size,
+                      .kv_heads = p.kv_heads,
+                      .head_dim = p.head_dim};
+  const KvBatch batch{.sequences = arrays_.sequences,
+                      .query_start = arrays_.query_start,
+                      .position = arrays_.position,
+                      .block_table = arrays_.block_table,
+                      .block_table_stride = arrays_.block_table_stride};
   cpu::store_kv(cache, batch, p.k, p.v, p.kv_stride, pool_);
   float* out = mixed_.get(tokens * width);
   cpu::paged_attention(cache, batch, p.q, p.q_stride, p.heads, p.scale, out, pool_);

@@ -192,12 +192,12 @@ void CudaBackend::attend(const AttentionParams& p) {
   const int64_t tokens = arrays_.tokens, width = p.heads * p.head_dim;
   const cuda::OutRows queries{queries_.get(tokens * width * dtype_bytes(dtype_)), width, dtype_};
   if (arrays_.sequences == 0) return;
-  const cuda::KvCache cache{.k = p.cache_k,
-                            .v = p.cache_v,
-                            .dtype = dtype_,
-                            .block_size = p.block_size,
-                            .kv_heads = p.kv_heads,
-                            .head_dim = p.head_dim};
+  const KvCache cache{.k = p.cache_k,
+                      .v = p.cache_v,
+                      .dtype = dtype_,
+                      .block_size = p.block_size,
+                      .kv_heads = p.kv_heads,
+                      .head_dim = p.head_dim};
   cuda::prepare_attention({.q = in(p.q, p.q_stride),
                            .k = in(p.k, p.kv_stride),
                            .v = in(p.v, p.kv_stride),

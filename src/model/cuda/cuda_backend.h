@@ -58,7 +58,7 @@ class CudaBackend final : public Backend {
     explicit AttentionPart(Memory& memory) : plan(memory), workspace(memory) {}
 
     cuda::AttentionShape shape;
-    cuda::KvBatch batch;
+    KvBatch batch;
     Scratch<std::byte> plan, workspace;
   };
 

@@ -112,20 +112,8 @@ std::unique_ptr<Experts> CudaBackend::make_experts(const std::vector<MlpWeights>
   return packed;
 }
 
-void CudaBackend::route_experts(const RouterParams& p) {
-  cuda::route_experts({.logits = p.logits,
-                       .correction_bias = p.correction_bias,
-                       .rows = p.rows,
-                       .experts = p.experts,
-                       .top_k = p.top_k,
-                       .groups = p.groups,
-                       .top_groups = p.top_groups,
-                       .sigmoid = p.sigmoid,
-                       .renormalize = p.renormalize,
-                       .scale = p.scale,
-                       .expert = p.expert,
-                       .weight = p.weight},
-                      stream_.get());
+void CudaBackend::route_experts(const RouterParams& params) {
+  cuda::route_experts(params, stream_.get());
 }
 
 void CudaBackend::mix_experts(const ExpertMixParams& p) {

@@ -7,13 +7,8 @@
 
 #include "core/thread_pool.h"
 #include "ops/layer_params.h"
-#include "replayssm/types.h"
 
 namespace replayssm::cpu {
-
-using replayssm::GateActivation;
-using replayssm::GatedNormParams;
-using replayssm::RouterParams;
 
 // y[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. x, y: [rows, dim], contiguous; y in `dtype`.
 void rms_norm(const float* x, const float* weight, int64_t rows, int64_t dim, float eps, void* y,
@@ -53,26 +48,6 @@ void convert_rows(const float* x, int64_t x_stride, int64_t rows, int64_t dim, v
 // inverse_frequency: [rotary_dim / 2]. Angles are fp32 products, as in published implementations.
 void rotary(float* x, int64_t row_stride, const int64_t* position, const float* inverse_frequency,
             int64_t rows, int64_t heads, int64_t dim, int64_t rotary_dim, ThreadPool& pool);
-
-// The keys and values of one attention layer: blocks of `block_size` tokens.
-struct KvCache {
-  void* k = nullptr;  // [blocks, kv_heads, block_size, head_dim] in `dtype`
-  void* v = nullptr;  // the same; may be k itself, then every value is its key
-  DType dtype = DType::kFloat32;
-  int64_t block_size = 0;
-  int64_t kv_heads = 0;
-  int64_t head_dim = 0;
-};
-
-// Sequence s of the batch has `position[s]` tokens in the cache and brings the tokens
-// [query_start[s], query_start[s + 1]). Its block b is block_table[s * block_table_stride + b].
-struct KvBatch {
-  int64_t sequences = 0;
-  const int32_t* query_start = nullptr;  // [sequences + 1]
-  const int64_t* position = nullptr;     // [sequences]
-  const int32_t* block_table = nullptr;  // [sequences, block_table_stride]
-  int64_t block_table_stride = 0;
-};
 
 // Stores the new tokens' keys and values. k, v: [tokens, kv_heads, head_dim], rows kv_stride apart.
 void store_kv(const KvCache& cache, const KvBatch& batch, const float* k, const float* v,

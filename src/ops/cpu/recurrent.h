@@ -10,9 +10,6 @@
 
 namespace replayssm::cpu {
 
-using replayssm::DeltaGateParams;
-using replayssm::Mamba2GateParams;
-
 // Scratch memory of one call, in bytes, for a pool of `threads`.
 int64_t recurrent_workspace_bytes(const RecurrentShape& shape, const RingConfig& ring, int threads);
 

@@ -3,34 +3,14 @@
 #include "ops/cuda/attention_plan.h"
 
 #include "core/check.h"
+#include "ops/cuda/block_reduce.cuh"
 #include "ops/cuda/check_rows.h"
 #include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/reduce.cuh"
 
 namespace replayssm::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-
-// The sum of the lower threads' x; *total is that of all.
-__device__ inline int sum_before(int x, int* shared, int* total) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  int sum = x;
-  for (int d = 1; d < 32; d *= 2) {
-    const int other = __shfl_up_sync(kAllLanes, sum, d);
-    if (lane >= d) sum += other;
-  }
-  __syncthreads();
-  if (lane == 31) shared[warp] = sum;
-  __syncthreads();
-  int before = 0, all = 0;
-  for (int w = 0; w < kWarps; ++w) {
-    before += w < warp ? shared[w] : 0;
-    all += shared[w];
-  }
-  *total = all;
-  return before + sum - x;
-}
 
 __global__ void __launch_bounds__(kThreads)
     plan_attention_kernel(const __grid_constant__ KvBatch batch, AttentionCut cut,
@@ -56,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     item.splits = ranges.splits;
     int total;
-    const int64_t at = planned + sum_before(tiles * ranges.splits, shared, &total);
+    const int64_t at = planned + block_sum_before(tiles * ranges.splits, shared, total);
     // A warp writes the items of its lanes' sequences, one after the other.
     for (int owner = 0; owner < 32; ++owner) {
       AttentionItem own = item;

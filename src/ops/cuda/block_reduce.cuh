@@ -24,4 +24,24 @@ __device__ inline float block_sum(float x, float* shared) {
   return warp_sum(lane < static_cast<int>(blockDim.x) / 32 ? shared[lane] : 0.0f);
 }
 
+// The sum of the lower threads' x; total: that of all. shared: one number per warp.
+__device__ inline int block_sum_before(int x, int* shared, int& total) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  int sum = x;
+  for (int d = 1; d < 32; d *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, sum, d);
+    if (lane >= d) sum += other;
+  }
+  __syncthreads();
+  if (lane == 31) shared[warp] = sum;
+  __syncthreads();
+  int before = 0;
+  total = 0;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
+    before += w < warp ? shared[w] : 0;
+    total += shared[w];
+  }
+  return before + sum - x;
+}
+
 }  // namespace replayssm::cuda

@@ -4,31 +4,15 @@
 #include "ops/cuda/expert_plan.h"
 
 #include "core/check.h"
+#include "ops/cuda/block_reduce.cuh"
 #include "ops/cuda/check_rows.h"
 #include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/reduce.cuh"
 
 namespace replayssm::cuda {
 namespace {
 
 constexpr int kThreads = 1024;  // one per expert
 static_assert(kThreads == kMaxExperts);
-
-// The sum of the lower threads' x.
-__device__ inline int sum_before(int x, int* shared) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  int sum = x;
-  for (int d = 1; d < 32; d *= 2) {
-    const int other = __shfl_up_sync(kAllLanes, sum, d);
-    if (lane >= d) sum += other;
-  }
-  __syncthreads();
-  if (lane == 31) shared[warp] = sum;
-  __syncthreads();
-  int before = 0;
-  for (int w = 0; w < warp; ++w) before += shared[w];
-  return before + sum - x;
-}
 
 __global__ void __launch_bounds__(kThreads)
     sort_by_expert_kernel(ExpertView plan, ExpertShape shape, int tile_rows, const int32_t* expert,
@@ -44,14 +28,16 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = me; i < pairs; i += kThreads) atomicAdd(&count[expert[i]], 1);
   __syncthreads();
   const int mine = count[me];
-  const int begin = sum_before(mine, shared);
+  int total;
+  const int begin = block_sum_before(mine, shared, total);
   first[me] = begin;
   if (blockIdx.x == 0) {
-    const int tiles = (mine + tile_rows - 1) / tile_rows, at = sum_before(tiles, shared);
+    const int tiles = (mine + tile_rows - 1) / tile_rows,
+              at = block_sum_before(tiles, shared, total);
     for (int t = 0; t < tiles; ++t)
       plan.tile[at + t] = {me, begin + t * tile_rows,
                            min(begin + (t + 1) * tile_rows, begin + mine), 0};
-    if (me == kThreads - 1) *plan.tiles = at + tiles;
+    if (me == 0) *plan.tiles = total;
   }
   __syncthreads();
   const int own = static_cast<int>(blockIdx.x) * 32 + me / 32;

@@ -8,25 +8,12 @@
 #pragma once
 
 #include "ops/cuda/dense.h"
+#include "ops/layer_params.h"
 
 namespace replayssm::cuda {
 
 inline constexpr int64_t kMaxExperts = 1024, kMaxTopK = 32;
 
-struct RouterParams {
-  const float* logits = nullptr;           // [rows, experts]
-  const float* correction_bias = nullptr;  // [experts], used for the selection only; may be null
-  int64_t rows = 0;
-  int64_t experts = 0;
-  int64_t top_k = 0;
-  int64_t groups = 1;         // experts compete in `groups` groups ...
-  int64_t top_groups = 1;     // ... of which the best `top_groups` (sum of their two best) stay
-  bool sigmoid = false;       // scores: sigmoid of the logits, else softmax over all experts
-  bool renormalize = true;    // the chosen weights are divided by their sum
-  float scale = 1;            // and multiplied by this
-  int32_t* expert = nullptr;  // [rows, top_k]
-  float* weight = nullptr;    // [rows, top_k]
-};
 // Chooses the experts of every row and their weights. Ties go to the lower index.
 void route_experts(const RouterParams& params, cudaStream_t stream);
 

@@ -77,25 +77,4 @@ __device__ inline void store_tiles(void* row, const uint32_t (&tile)[4]) {
 #endif
 }
 
-// The next part of two numbers, packed; they become what is left.
-template <class Part>
-__device__ inline uint32_t take_part(float (&x)[2]) {
-  const uint32_t part = narrow<Part>(x);
-  float y[2];
-  widen<Part>(part, y);
-  x[0] -= y[0];
-  x[1] -= y[1];
-  return part;
-}
-
-// Two numbers as the sum of two pairs of 16-bit ones: of bfloat16, which keeps 16 of their bits.
-struct SplitPair {
-  uint32_t high, low;
-};
-__device__ inline SplitPair split_pair(float x, float y) {
-  float rest[2] = {x, y};
-  const uint32_t high = take_part<Bf16>(rest);
-  return {high, narrow<Bf16>(rest)};
-}
-
 }  // namespace replayssm::cuda

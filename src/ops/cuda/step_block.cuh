@@ -156,7 +156,7 @@ class BlockShared {
   }
   // As operands, so many bytes, and what their products are scaled by.
   __device__ void* parts(int head, int i, int bytes) const {
-    return memory_ + layout_.parts + target_index(head, i) * bytes;
+    return memory_ + layout_.targets + target_index(head, i) * bytes;
   }
   __device__ float& part_scale(int head, int i) const {
     return floats(layout_.part_scales)[target_index(head, i)];

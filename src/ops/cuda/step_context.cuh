@@ -1,6 +1,7 @@
 // What all parts of a block's preparation share: where it stands, and how rows reach a token.
 #pragma once
 
+#include "ops/cuda/block_reduce.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/step_block.cuh"
 
@@ -125,12 +126,6 @@ __device__ inline float sum_above(float x, float& carried) {
   const float above = __shfl_down_sync(kAllLanes, sum, 1), before = carried;
   carried += __shfl_sync(kAllLanes, sum, 0);
   return before + (lane < 31 ? above : 0.0f);
-}
-
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
-  return x;
 }
 
 }  // namespace replayssm::cuda

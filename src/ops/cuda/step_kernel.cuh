@@ -115,6 +115,7 @@ class BlockStep {
  private:
   static constexpr int kStoredSize = sizeof(Checkpoint);
   static constexpr bool kGram = uses_gram(kFamily, device_dtype<Act>(), 0);
+  static constexpr int kTogether = Weights<Context>::kTogether;
 
   __device__ bool uses_copy() const { return kHasCopy && b_.stored == 0 && !launch_.fold_all; }
 
@@ -146,36 +147,43 @@ class BlockStep {
   }
 
   __device__ void form_targets(const Fetch& rows) const {
-    const Products<Context> products(context_);
-    const Weights<Context> weights(context_);
-    const Target targets(context_);
-    constexpr int kTogether = Weights<Context>::kTogether;
-    const bool solves = kGram && launch_.layout.rows <= kMostGramRows && !b_.reads_after;
     if constexpr (kFamily == Family::kMamba2) {
-      rows.form_decays(b_.replayed);
-      targets.keep_queries();
-      if (b_.reads_after) return;
-      products.multiply(false);
-      __syncthreads();
-      context_.template for_tokens<kTogether>([&](int head, int i) { weights.weigh(head, i); });
-      form_folds(weights);
-    } else if (solves) {
-      if constexpr (kGram) {
-        rows.form_decays(b_.replayed);
-        products.key_factors(b_.replayed);
-        products.multiply(true);
-        __syncthreads();
-        context_.template for_tokens<kTogether>([&](int head, int i) { weights.solve(head, i); });
-        form_folds(weights);
-        __syncthreads();
-        targets.sum_keys();
-      }
+      weigh(rows);
+    } else if constexpr (kGram) {
+      const bool solves = launch_.layout.rows <= kMostGramRows && !b_.reads_after;
+      solves ? solve(rows) : walk(rows);
     } else {
-      rows.form_decays(b_.rows);
-      products.key_factors(b_.rows);
-      if (!b_.reads_after) __syncthreads();
-      context_.template for_tokens<Target::kWalks>([&](int head, int i) { targets.walk(head, i); });
+      walk(rows);
     }
+  }
+  __device__ void weigh(const Fetch& rows) const {
+    rows.form_decays(b_.replayed);
+    Target(context_).keep_queries();
+    if (b_.reads_after) return;
+    Products<Context>(context_).multiply(false);
+    __syncthreads();
+    const Weights<Context> weights(context_);
+    context_.template for_tokens<kTogether>([&](int head, int i) { weights.weigh(head, i); });
+    form_folds(weights);
+  }
+  __device__ void solve(const Fetch& rows) const {
+    const Products<Context> products(context_);
+    rows.form_decays(b_.replayed);
+    products.key_factors(b_.replayed);
+    products.multiply(true);
+    __syncthreads();
+    const Weights<Context> weights(context_);
+    context_.template for_tokens<kTogether>([&](int head, int i) { weights.solve(head, i); });
+    form_folds(weights);
+    __syncthreads();
+    Target(context_).sum_keys();
+  }
+  __device__ void walk(const Fetch& rows) const {
+    rows.form_decays(b_.rows);
+    Products<Context>(context_).key_factors(b_.rows);
+    if (!b_.reads_after) __syncthreads();
+    const Target targets(context_);
+    context_.template for_tokens<Target::kWalks>([&](int head, int i) { targets.walk(head, i); });
   }
   __device__ void form_folds(const Weights<Context>& weights) const {
     if constexpr (kTileFolds) {

@@ -86,18 +86,17 @@ struct StepLayout {
   int values = 0;  // [rows, columns], as they came, row_stride apart
   int zeros = 0;   // 16 bytes: what operands are read from where there is no row
   // Floats from here on, except for operands.
-  int strengths = 0;   // [heads, rows]
-  int log_decays = 0;  // [heads, rows] (not Kimi Delta)
-  int decays = 0;      // [heads, rows]; Kimi Delta: [heads, rows] padded rows
-  int factors = 0;     // delta: 1 / |k|, [rows]
-  int products = 0;    // of all rows with the queries, [window]; Gram form: with rows before
-  int weights = 0;     // what rows add to outputs: operands, [kParts, heads, window, rows];
-                       // general path: floats, [heads, window, rows]
-  int steps = 0;       // Gram form: targets are sums of keys and queries with these factors:
-                       // operands, [kParts, heads, window, rows and queries]
-  // Mamba-2's heads share theirs, the queries. A block has one kind:
-  int targets = 0;        // [heads, window] padded rows
-  int parts = 0;          // operands, [heads, window]
+  int strengths = 0;      // [heads, rows]
+  int log_decays = 0;     // [heads, rows] (not Kimi Delta)
+  int decays = 0;         // [heads, rows]; Kimi Delta: [heads, rows] padded rows
+  int factors = 0;        // delta: 1 / |k|, [rows]
+  int products = 0;       // of all rows with the queries, [window]; Gram form: with rows before
+  int weights = 0;        // what rows add to outputs: operands, [kParts, heads, window, rows];
+                          // general path: floats, [heads, window, rows]
+  int steps = 0;          // Gram form: targets are sums of keys and queries with these factors:
+                          // operands, [kParts, heads, window, rows and queries]
+  int targets = 0;        // [heads, window] padded rows, or operands; Mamba-2's heads share theirs,
+                          // the queries
   int part_scales = 0;    // [heads, window]
   int output_scales = 0;  // [heads, window]
   int row_scales = 0;     // of an 8-bit read copy: [columns]
@@ -113,7 +112,7 @@ struct StepLayout {
 struct FoldTerms {
   float write[kMostTileRows];   // strength, times 1 / |k|
   float behind[kMostTileRows];  // the decay of all rows behind this one
-  float total, unused[3];       // the decay of all rows
+  float total;                  // the decay of all rows
 };
 // The delta rule's besides.
 struct FoldMatrix {
@@ -192,9 +191,8 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   }
   s.weights = take(s.tokens * s.weight_stride * (operands ? 2 * kParts : 4));
   s.targets = take(4 * targets * padded_width(state));
-  s.parts = s.targets;
   const int parts_end =
-      s.parts + round_up(targets * part_bytes(shape.family, types, state, s.window), 16);
+      s.targets + round_up(targets * part_bytes(shape.family, types, state, s.window), 16);
   s.total = s.total > parts_end ? s.total : parts_end;
   s.part_scales = take(4 * targets);
   s.output_scales = take(4 * s.tokens);

@@ -6,13 +6,11 @@
 namespace replayssm::cuda {
 
 template <class Context>
-class Products;
-
-template <Family kFamily, class Act, int kState, bool kMany>
-class Products<StepContext<kFamily, Act, kState, kMany>> {
+class Products {
  public:
-  using Context = StepContext<kFamily, Act, kState, kMany>;
   using Shared = typename Context::Shared;
+  using Act = typename Context::Element;
+  static constexpr int kState = Shared::kPerLane * kRowLanes;
 
   __device__ explicit Products(const Context& context) : c_(context) {}
 

@@ -159,9 +159,7 @@ class Targets {
       float most = 0;
 #pragma unroll
       for (int e = 0; e < kElems; ++e) most = fmaxf(most, fabsf(t[e]));
-#pragma unroll
-      for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, d));
-      const float scale = half_scale(most, inverse);
+      const float scale = half_scale(warp_max(most), inverse);
 #pragma unroll
       for (int e = 0; e < kElems; ++e) t[e] *= scale;
     }

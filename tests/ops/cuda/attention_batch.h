@@ -44,12 +44,12 @@ class AttentionBatch {
   int64_t tokens() const { return start_.back(); }
   int64_t width() const { return case_.kv_heads * case_.head_dim; }
   float scale() const { return 1 / std::sqrt(static_cast<float>(case_.head_dim)); }
-  cuda::KvCache cache() const {
+  KvCache cache() const {
     return {k_.data(),      case_.shared ? k_.data() : v_.data(),
             case_.dtype,    case_.block_size,
             case_.kv_heads, case_.head_dim};
   }
-  cuda::KvBatch batch() const {
+  KvBatch batch() const {
     return {static_cast<int64_t>(sequences_.size()), device_start_.data(), device_position_.data(),
             device_table_.data(), table_stride_};
   }

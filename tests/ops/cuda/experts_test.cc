@@ -14,8 +14,7 @@ struct Choice {
   std::vector<float> weight;
 };
 
-Choice route(cuda::RouterParams p, const std::vector<float>& logits,
-             const std::vector<float>& bias) {
+Choice route(RouterParams p, const std::vector<float>& logits, const std::vector<float>& bias) {
   const DeviceArray<float> device_logits(logits), device_bias(bias);
   p.logits = device_logits.data();
   p.correction_bias = bias.empty() ? nullptr : device_bias.data();
@@ -32,7 +31,7 @@ Choice route(cuda::RouterParams p, const std::vector<float>& logits,
 }
 
 // How experts compete, without groups.
-reference::Values competing(const cuda::RouterParams& p, const reference::Values& logits,
+reference::Values competing(const RouterParams& p, const reference::Values& logits,
                             const reference::Values& bias) {
   reference::RouterShape all{
       .experts = p.experts, .top_k = p.experts, .sigmoid = p.sigmoid, .renormalize = false};
@@ -45,7 +44,7 @@ reference::Values competing(const cuda::RouterParams& p, const reference::Values
 
 TEST(CudaExperts, RoutingMatchesTheDefinition) {
   REQUIRE_DEVICE();
-  std::vector<cuda::RouterParams> cases(8);
+  std::vector<RouterParams> cases(8);
   const auto set = [&](size_t i, int64_t experts, int64_t top_k, int64_t groups,
                        int64_t top_groups) {
     cases[i].experts = experts, cases[i].top_k = top_k;
@@ -87,7 +86,7 @@ TEST(CudaExperts, RoutingMatchesTheDefinition) {
 
 TEST(CudaExperts, TiesGoToTheLowerExpertAndNanIsNeverChosen) {
   REQUIRE_DEVICE();
-  cuda::RouterParams p;
+  RouterParams p;
   p.experts = 40;
   p.top_k = 3;
   std::vector<float> logits(40, 1.0f);
@@ -208,7 +207,7 @@ TEST(CudaExperts, CombinedRowsMatchTheDefinition) {
 }
 
 TEST(CudaExperts, WrongArgumentsAreNamed) {
-  cuda::RouterParams p;
+  RouterParams p;
   p.experts = 1025;
   EXPECT_EQ(error_of([&] { cuda::route_experts(p, nullptr); }),
             "experts: expected 1 to 1024, got 1025");

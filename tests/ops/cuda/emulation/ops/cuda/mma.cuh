@@ -84,14 +84,4 @@ inline void store_tiles(void* row, const uint32_t (&x)[4]) {
   });
 }
 
-template <class Part>
-uint32_t take_part(float (&x)[2]) {
-  const uint32_t part = narrow<Part>(x);
-  float y[2];
-  widen<Part>(part, y);
-  x[0] -= y[0];
-  x[1] -= y[1];
-  return part;
-}
-
 }  // namespace replayssm::cuda
