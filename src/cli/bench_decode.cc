@@ -248,9 +248,11 @@ int64_t checked_checkpoint_bytes(const DecodeOptions& options, bool on_device, c
                         static_cast<double>(copies) * (kRoutes.size() - 1);
   const double memory =
       static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  if (needed > memory) {
+  const auto weights = static_cast<double>(model.weight_bytes());
+  if (needed > memory - weights) {
     fail("--batch-size: expected recurrent states within this machine's ",
-         static_cast<int64_t>(memory / 1e6), " MB of memory, got ", options.batch_size,
+         static_cast<int64_t>(memory / 1e6), " MB of memory less ",
+         static_cast<int64_t>(weights / 1e6), " MB of weights, got ", options.batch_size,
          " sequences, which take ", static_cast<int64_t>(needed / 1e6), " MB");
   }
   return bytes;

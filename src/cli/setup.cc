@@ -62,7 +62,10 @@ fs::path find_model(const ModelOptions& options) {
   std::string names;
   for (const std::string& name : bundled) names += (names.empty() ? "" : ", ") + name;
   fail("MODEL: expected a folder or a bundled ", shapes ? "shape (" : "model (",
-       names.empty() ? "none here" : names, "), got '", model, "'");
+       names.empty() ? "none here" : names, "), got '", model, "'",
+       !shapes && std::ranges::count(bundled_models(true), model) > 0
+           ? ", a shape without weights: --load-format dummy runs it"
+           : "");
 }
 
 std::string model_name(const fs::path& folder) { return fs::canonical(folder).filename(); }
