@@ -1,57 +1,18 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <utility>
 
 #include "core/check.h"
 #include "engine/memory_plan.h"
+#include "engine/pass_builder.h"
 #include "engine/scheduler.h"
+#include "engine/speculation.h"
 
 namespace replayssm {
 namespace {
-
-// The arrays behind a Batch.
-struct BatchArrays {
-  std::vector<int32_t> token_ids, query_start, slot, block_table, logit_tokens;
-  std::vector<int64_t> position;
-  int64_t block_table_stride = 0;
-
-  void assign(const Schedule& schedule, bool paged);
-  Batch view(int64_t decodes) const;
-};
-
-void BatchArrays::assign(const Schedule& schedule, bool paged) {
-  *this = {};
-  query_start.push_back(0);
-  for (const auto& [sequence, tokens] : schedule.windows) {
-    const auto begin = sequence->tokens.begin() + sequence->computed;
-    token_ids.insert(token_ids.end(), begin, begin + tokens);
-    query_start.push_back(static_cast<int32_t>(token_ids.size()));
-    slot.push_back(sequence->slot);
-    position.push_back(sequence->computed);
-    const bool complete = sequence->computed + tokens == sequence->size();
-    if (complete) logit_tokens.push_back(query_start.back() - 1);
-    const auto blocks = static_cast<int64_t>(sequence->blocks.size());
-    block_table_stride = std::max(block_table_stride, blocks);
-  }
-  if (!paged) return;
-  for (const auto& [sequence, tokens] : schedule.windows) {
-    block_table.insert(block_table.end(), sequence->blocks.begin(), sequence->blocks.end());
-    block_table.resize(block_table.size() + block_table_stride - sequence->blocks.size(), -1);
-  }
-}
-
-Batch BatchArrays::view(int64_t decodes) const {
-  return {.token_ids = token_ids,
-          .query_start = query_start,
-          .slot = slot,
-          .position = position,
-          .block_table = block_table,
-          .block_table_stride = block_table_stride,
-          .decodes = decodes,
-          .logit_tokens = logit_tokens};
-}
 
 // What the engine works with: 0 replaced by the model's own limit.
 int64_t model_limit(const ModelConfig& config, const EngineOptions& options) {
@@ -64,7 +25,8 @@ int64_t model_limit(const ModelConfig& config, const EngineOptions& options) {
   return options.max_model_len == 0 ? own : options.max_model_len;
 }
 
-EngineOptions checked(EngineOptions options, const ModelConfig& config) {
+EngineOptions checked(EngineOptions options, const Model& model) {
+  const ModelConfig& config = model.config();
   if (options.max_num_seqs < 1 || options.max_num_seqs > std::numeric_limits<int32_t>::max()) {
     fail("max_num_seqs: expected at least 1, got ", options.max_num_seqs);
   }
@@ -75,14 +37,23 @@ EngineOptions checked(EngineOptions options, const ModelConfig& config) {
   if (options.read_dtype) check_read_copy(*options.read_dtype, options.state_dtype, options.route);
   options.max_model_len = model_limit(config, options);
   options.ring.conv_kernel = static_cast<int32_t>(config.conv_kernel);
+  if (!options.speculative) return options;
+  check_speculation(options, model);
+  options.ring.max_window = static_cast<int32_t>(options.speculative->max_window());
+  // The baseline stores states itself and keeps nothing in rings.
+  if (options.speculative->snapshots) {
+    options.route = Route::kConventional;
+    options.read_dtype = {};
+  }
   return options;
 }
 
 // Takes what passes need, then divides what is left.
 MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
-  model.reserve({.tokens = options.max_num_batched_tokens,
+  const int64_t windows = options.max_num_seqs * options.ring.max_window;
+  model.reserve({.tokens = options.max_num_batched_tokens + windows - options.max_num_seqs,
                  .sequences = options.max_num_seqs,
-                 .logits = options.max_num_seqs,
+                 .logits = windows,
                  .context = options.max_model_len});
   return plan_memory(model, options);
 }
@@ -93,14 +64,15 @@ bool is_plain(const SamplingParams& sampling) {
          sampling.frequency_penalty == 0 && sampling.logprobs < 0;
 }
 
-TokenDraw draw_of(const Sequence& sequence) {
+// Of the token `ahead` places behind the sequence's end.
+TokenDraw draw_of(const Sequence& sequence, int64_t ahead) {
   const SamplingParams& sampling = sequence.sampling;
   return {.temperature = sampling.temperature,
           .top_p = sampling.top_p,
           .min_p = sampling.min_p,
           .top_k = sampling.top_k,
           .seed = sampling.seed,
-          .position = sequence.size()};
+          .position = sequence.size() + ahead};
 }
 
 }  // namespace
@@ -109,25 +81,33 @@ struct Engine::Impl {
   Impl(Model& used_model, const Tokenizer* used_tokenizer, const EngineOptions& given)
       : model(used_model),
         tokenizer(used_tokenizer),
-        options(checked(given, used_model.config())),
+        options(checked(given, used_model)),
         paged(used_model.config().attention_layers() > 0),
         plan(reserve_and_plan(used_model, options)),
         slots(used_model.config(), options.ring, options.state_dtype, used_model.activation_dtype(),
-              static_cast<int32_t>(options.max_num_seqs), options.read_dtype, used_model.memory()),
+              static_cast<int32_t>(options.max_num_seqs), options.read_dtype, used_model.memory(),
+              snapshots_of(options)),
         kv(used_model.config(), used_model.activation_dtype(), plan.kv_blocks, used_model.memory()),
         scheduler({options.max_num_seqs, options.max_num_batched_tokens}, slots,
                   paged ? &kv : nullptr),
-        logits(options.max_num_seqs * used_model.config().vocab_size),
-        tokens(options.max_num_seqs) {
+        tokens(options.max_num_seqs * options.ring.max_window) {
+    if (options.speculative) speculation.emplace(model, options, [this] { return state(); });
     model.prepare(state(), options.max_num_seqs);
   }
 
   void check(const Request& request) const;
+  void fit_drafts(const Schedule& schedule);
+  void assign(const Schedule& schedule);
   void forward(const Schedule& schedule);
   PassOutput output_for(const Schedule& schedule);
-  void count(const Schedule& schedule);
-  SampledToken sample_row(const Sequence& sequence, int64_t row) const;
-  std::vector<SampledToken> sample_all(const Schedule& schedule);
+  std::span<const float> logits_row(int64_t row) const;
+  SampledToken choose(const Sequence& sequence, int64_t row,
+                      const std::vector<SampledToken>& chosen) const;
+  std::vector<Verdict> judge_all(const Schedule& schedule);
+  std::vector<RequestOutput> settle(const Schedule& schedule, std::vector<Verdict>& verdicts);
+  void commit(const Schedule& schedule, const std::vector<Verdict>& verdicts);
+  void draft(const Schedule& schedule, const std::vector<Verdict>& verdicts,
+             std::span<const bool> finished);
   std::vector<RequestOutput> step();
 
   StateView state() const {
@@ -138,7 +118,8 @@ struct Engine::Impl {
             .conv_inputs = slots.conv_inputs(),
             .kv_keys = kv.keys(),
             .kv_values = kv.values(),
-            .kv_block_size = KvPool::kBlockSize};
+            .kv_block_size = KvPool::kBlockSize,
+            .snapshots = slots.snapshots()};
   }
 
   Model& model;
@@ -149,11 +130,14 @@ struct Engine::Impl {
   SlotPool slots;
   KvPool kv;
   Scheduler scheduler;
-  BatchArrays arrays;
-  Array<float> logits;          // [max_num_seqs, vocab]
-  std::vector<int32_t> tokens;  // [max_num_seqs]
+  std::optional<Speculation> speculation;
+  // The pass at hand.
+  PassBuilder pass;
+  Batch batch;
+  Array<float> logits;          // [rows, vocab], grown to the most that were wanted
+  std::vector<int32_t> tokens;  // [rows]
   std::vector<TokenDraw> draws;
-  bool has_tokens = false;  // the pass at hand gives tokens, no logits
+  bool has_tokens = false;  // it gives tokens, no logits
   EngineStats stats;
   int64_t next_id = 0;
 };
@@ -184,9 +168,40 @@ void Engine::Impl::check(const Request& request) const {
   if (!tokenizer && !request.stop.empty()) fail("stop: stop strings need a tokenizer");
 }
 
+// Drafts give way to what has to run.
+void Engine::Impl::fit_drafts(const Schedule& schedule) {
+  for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
+    Sequence& sequence = *schedule.windows[i].sequence;
+    const bool fits = i < schedule.decodes &&
+                      (!paged || kv.grow(sequence.blocks, sequence.size() + sequence.draft.size()));
+    if (!fits) sequence.draft = {};
+  }
+}
+
+// The batch of a schedule, decoding windows extended by their drafts.
+void Engine::Impl::assign(const Schedule& schedule) {
+  pass.clear();
+  bool drafted = false;
+  for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
+    const auto& [sequence, count] = schedule.windows[i];
+    pass.add(sequence->slot, sequence->computed, sequence->blocks, sequence->snapshot);
+    for (int64_t t = 0; t < count; ++t)
+      pass.push(sequence->tokens[sequence->computed + t], static_cast<int32_t>(t) - 1);
+    if (sequence->computed + count == sequence->size()) pass.want_logits();
+    for (int64_t t = 0; t < sequence->draft.size(); ++t) {
+      pass.push(sequence->draft.tokens[t], sequence->draft.parent_of(t) + 1);
+      pass.want_logits();
+    }
+    drafted = drafted || sequence->draft.size() > 0;
+  }
+  batch = pass.batch(schedule.decodes);
+  batch.deferred = drafted;
+  if (speculation) batch.keep_hidden = speculation->keep_hidden();
+}
+
 void Engine::Impl::forward(const Schedule& schedule) {
-  arrays.assign(schedule, paged);
-  model.forward(arrays.view(schedule.decodes), state(), output_for(schedule));
+  assign(schedule);
+  model.forward(batch, state(), output_for(schedule));
 }
 
 // Tokens where the model can give them, else logits.
@@ -194,80 +209,199 @@ PassOutput Engine::Impl::output_for(const Schedule& schedule) {
   bool greedy = true;
   has_tokens = true;
   draws.clear();
-  for (const auto& [sequence, tokens] : schedule.windows) {
-    if (sequence->computed + tokens < sequence->size()) continue;
+  for (const auto& [sequence, count] : schedule.windows) {
+    if (sequence->computed + count < sequence->size()) continue;
     greedy = greedy && sequence->sampling.temperature == 0;
-    has_tokens = has_tokens && is_plain(sequence->sampling);
-    draws.push_back(draw_of(*sequence));
+    has_tokens = has_tokens && is_plain(sequence->sampling) &&
+                 !(speculation && speculation->needs_logits(*sequence));
+    draws.push_back(draw_of(*sequence, 0));
+    const Draft& draft = sequence->draft;
+    std::vector<int64_t> depth(draft.tokens.size(), 1);
+    for (int64_t i = 0; i < draft.size(); ++i) {
+      if (draft.parent_of(i) >= 0) depth[i] += depth[draft.parent_of(i)];
+      draws.push_back(draw_of(*sequence, depth[i]));
+    }
   }
   has_tokens = has_tokens && (greedy || model.draws_tokens());
-  if (!has_tokens) return {.logits = logits.data()};
+  if (!has_tokens) {
+    const int64_t count = pass.logits() * model.config().vocab_size;
+    if (logits.size() < count) logits = Array<float>(count);
+    return {.logits = logits.data()};
+  }
   if (greedy) draws.clear();
   return {.tokens = tokens.data(), .draws = draws};
 }
 
-// What the pass has computed.
-void Engine::Impl::count(const Schedule& schedule) {
-  const auto windows = static_cast<int64_t>(schedule.windows.size());
-  for (int64_t i = 0; i < windows; ++i) {
-    const auto& [sequence, tokens] = schedule.windows[i];
-    (i < schedule.decodes ? stats.decode_tokens : stats.prefill_tokens) += tokens;
-    sequence->computed += tokens;
-    sequence->prefilling = sequence->computed < sequence->size();
-  }
-  ++stats.steps;
+std::span<const float> Engine::Impl::logits_row(int64_t row) const {
+  const int64_t vocab = model.config().vocab_size;
+  return {logits.data() + row * vocab, static_cast<size_t>(vocab)};
 }
 
-// The token behind a sequence, whose logits are row `row` of the pass.
-SampledToken Engine::Impl::sample_row(const Sequence& sequence, int64_t row) const {
+// The token behind a sequence and those chosen already, whose logits are row `row` of the pass.
+SampledToken Engine::Impl::choose(const Sequence& sequence, int64_t row,
+                                  const std::vector<SampledToken>& chosen) const {
   if (has_tokens) {
     if (tokens[row] < 0) fail("logits: expected a largest one, got NaN or none that is finite");
     return {.id = tokens[row]};
   }
-  const int64_t vocab = model.config().vocab_size;
-  return sample({logits.data() + row * vocab, static_cast<size_t>(vocab)}, sequence.sampling,
-                sequence.prompt(), sequence.output(), sequence.size());
+  const auto position = sequence.size() + std::ssize(chosen);
+  if (chosen.empty()) {
+    return sample(logits_row(row), sequence.sampling, sequence.prompt(), sequence.output(),
+                  position);
+  }
+  std::vector<int32_t> output(sequence.output().begin(), sequence.output().end());
+  for (const SampledToken& token : chosen) output.push_back(token.id);
+  return sample(logits_row(row), sequence.sampling, sequence.prompt(), output, position);
 }
 
-// One token for every sequence whose tokens are all computed, in the order of the windows.
-std::vector<SampledToken> Engine::Impl::sample_all(const Schedule& schedule) {
-  std::vector<SampledToken> tokens;
+// The next tokens of every sequence whose tokens are all computed; none for the others.
+std::vector<Verdict> Engine::Impl::judge_all(const Schedule& schedule) {
+  std::vector<Verdict> verdicts;
+  int64_t first = 0;  // row of logits
   for (const Window& window : schedule.windows) {
     const Sequence& sequence = *window.sequence;
-    if (sequence.prefilling) continue;
+    Verdict& verdict = verdicts.emplace_back();
+    if (sequence.computed + window.tokens < sequence.size()) continue;
+    const auto choose_behind = [&](int64_t row, const std::vector<SampledToken>& chosen) {
+      return choose(sequence, first + row, chosen);
+    };
     try {
-      tokens.push_back(sample_row(sequence, std::ssize(tokens)));
+      if (speculation && sequence.draft.size() > 0) {
+        verdict = speculation->judge(sequence, choose_behind,
+                                     [&](int64_t row) { return logits_row(first + row); });
+      } else {
+        verdict = follow_draft({}, choose_behind);
+      }
     } catch (const Error& error) {
       const int64_t id = sequence.id, position = sequence.size();
       for (const Window& other : schedule.windows) scheduler.preempt(other.sequence->id);
       scheduler.remove(id);
+      if (speculation) speculation->forget(id);
       fail("request ", id, ", position ", position, ": ", error.what());
     }
+    first += 1 + sequence.draft.size();
   }
-  return tokens;
+  return verdicts;
+}
+
+// Gives the sequences their tokens, up to where they end, and cuts the verdicts there.
+std::vector<RequestOutput> Engine::Impl::settle(const Schedule& schedule,
+                                                std::vector<Verdict>& verdicts) {
+  std::vector<RequestOutput> outputs;
+  for (size_t i = 0; i < schedule.windows.size(); ++i) {
+    Sequence& sequence = *schedule.windows[i].sequence;
+    Verdict& verdict = verdicts[i];
+    size_t kept = 0;
+    bool ended = false;
+    while (kept < verdict.tokens.size() && !ended) {
+      SampledToken& token = verdict.tokens[kept++];
+      sequence.tokens.push_back(token.id);
+      outputs.push_back(finish_token(sequence.id, std::move(token),
+                                     sequence.size() - sequence.prompt_len, sequence.rule,
+                                     sequence.text ? &*sequence.text : nullptr));
+      ended = outputs.back().finish != FinishReason::kNone;
+    }
+    verdict.tokens.resize(kept);
+    verdict.rows.resize(kept);
+  }
+  return outputs;
+}
+
+// Counts what the pass has computed, and keeps of the drafted windows what was accepted.
+void Engine::Impl::commit(const Schedule& schedule, const std::vector<Verdict>& verdicts) {
+  std::vector<int32_t> accepted, path;
+  bool moves = false;
+  for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
+    const auto& [sequence, count] = schedule.windows[i];
+    const bool decodes = i < schedule.decodes;
+    const int64_t kept = decodes ? std::ssize(verdicts[i].rows) : count;
+    (decodes ? stats.decode_tokens : stats.prefill_tokens) += kept;
+    sequence->computed += kept;
+    sequence->prefilling = verdicts[i].tokens.empty();
+    if (!decodes) continue;
+    if (options.speculative && options.speculative->snapshots)
+      sequence->snapshot = verdicts[i].rows.back();
+    if (speculation) speculation->count(*sequence, kept);
+    if (!batch.deferred) continue;
+    accepted.push_back(static_cast<int32_t>(kept));
+    path.insert(path.end(), verdicts[i].rows.begin(), verdicts[i].rows.end());
+    moves = moves || verdicts[i].rows.back() != kept - 1;
+    path.resize(static_cast<size_t>(batch.query_start[i + 1]));
+  }
+  if (!batch.deferred) return;
+  path.resize(batch.token_ids.size());
+  WindowCommit commit{.accepted = accepted};
+  if (moves) commit.path = path;
+  model.commit(batch, commit, state());
+}
+
+// Drafts behind all sequences that go on.
+void Engine::Impl::draft(const Schedule& schedule, const std::vector<Verdict>& verdicts,
+                         std::span<const bool> finished) {
+  std::vector<DraftRequest> requests;
+  std::vector<int32_t> rows;
+  rows.reserve(batch.token_ids.size());
+  for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
+    const auto& [sequence, count] = schedule.windows[i];
+    sequence->draft = {};
+    if (finished[i]) continue;
+    const auto first = static_cast<int64_t>(rows.size());
+    for (int32_t row = 0; row < (i < schedule.decodes ? std::ssize(verdicts[i].rows) : count);
+         ++row) {
+      const int32_t at = i < schedule.decodes ? verdicts[i].rows[row] : row;
+      rows.push_back(batch.query_start[i] + at);
+    }
+    int64_t depth = sequence->prefilling ? 0 : speculation->most_depth(*sequence);
+    if (paged && !kv.grow(sequence->blocks, sequence->size() + depth)) depth = 0;
+    requests.push_back({.sequence = sequence,
+                        .rows = std::span(rows).subspan(first),
+                        .depth = depth,
+                        .draft = &sequence->draft});
+  }
+  speculation->propose(requests);
 }
 
 std::vector<RequestOutput> Engine::Impl::step() {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds = [](Clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+  };
   const Schedule schedule = scheduler.next();
   if (schedule.windows.empty()) return {};
+  if (speculation) fit_drafts(schedule);
+  const auto start = Clock::now();
   try {
     forward(schedule);
   } catch (...) {
     for (const Window& window : schedule.windows) scheduler.preempt(window.sequence->id);
     throw;
   }
-  count(schedule);
-  std::vector<SampledToken> tokens = sample_all(schedule);
-  std::vector<RequestOutput> outputs;
-  for (const Window& window : schedule.windows) {
-    Sequence& sequence = *window.sequence;
-    if (sequence.prefilling) continue;
-    SampledToken& token = tokens[outputs.size()];
-    sequence.tokens.push_back(token.id);
-    outputs.push_back(finish_token(sequence.id, std::move(token),
-                                   sequence.size() - sequence.prompt_len, sequence.rule,
-                                   sequence.text ? &*sequence.text : nullptr));
-    if (outputs.back().finish != FinishReason::kNone) scheduler.remove(sequence.id);
+  std::vector<Verdict> verdicts = judge_all(schedule);
+  const auto judged = Clock::now();
+  std::vector<RequestOutput> outputs = settle(schedule, verdicts);
+  const auto settled = Clock::now();
+  commit(schedule, verdicts);
+  const auto committed = Clock::now();
+  ++stats.steps;
+  std::unique_ptr<bool[]> finished(new bool[schedule.windows.size()]());
+  size_t at = 0;
+  for (size_t i = 0; i < schedule.windows.size(); ++i) {
+    at += verdicts[i].tokens.size();
+    finished[i] = !verdicts[i].tokens.empty() && outputs[at - 1].finish != FinishReason::kNone;
+  }
+  if (speculation) {
+    speculation->time_commit(seconds(committed - settled));
+    if (schedule.decodes == std::ssize(schedule.windows))
+      speculation->time_pass(schedule.decodes, pass.tokens(),
+                             seconds(judged - start) + seconds(committed - settled));
+    draft(schedule, verdicts, {finished.get(), schedule.windows.size()});
+    stats.speculation = speculation->stats();
+  }
+  for (size_t i = 0; i < schedule.windows.size(); ++i) {
+    const int64_t id = schedule.windows[i].sequence->id;
+    if (!finished[i]) continue;
+    scheduler.remove(id);
+    if (speculation) speculation->forget(id);
   }
   stats.preemptions = scheduler.preemptions();
   return outputs;
@@ -298,7 +432,10 @@ int64_t Engine::add(Request request) {
   return id;
 }
 
-void Engine::cancel(int64_t request) { impl_->scheduler.remove(request); }
+void Engine::cancel(int64_t request) {
+  impl_->scheduler.remove(request);
+  if (impl_->speculation) impl_->speculation->forget(request);
+}
 bool Engine::idle() const { return impl_->scheduler.idle(); }
 std::vector<RequestOutput> Engine::step() { return impl_->step(); }
 int64_t Engine::max_model_len() const { return impl_->options.max_model_len; }

@@ -10,6 +10,7 @@
 #include "engine/kv_pool.h"
 #include "engine/sampler.h"
 #include "engine/slot_pool.h"
+#include "engine/speculative_config.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 
@@ -26,7 +27,15 @@ struct EngineOptions {
   int64_t kv_blocks = 0;  // of KvPool::kBlockSize tokens; 0 = all sequences can be full, or as
                           // many as fit a device
   double memory_utilization = 0.9;  // of a device's memory
+  std::optional<SpeculativeConfig> speculative{};
+  Model* draft_model = nullptr;  // of method draft_model; on the same device
 };
+
+// States kept besides the checkpoint: as many as a window has tokens, of the baseline.
+inline int64_t snapshots_of(const EngineOptions& options) {
+  return options.speculative && options.speculative->snapshots ? options.speculative->max_window()
+                                                               : 0;
+}
 
 struct MemoryPlan;  // engine/memory_plan.h
 
@@ -49,12 +58,29 @@ struct RequestOutput {
   FinishReason finish = FinishReason::kNone;
 };
 
+// Of speculative decoding; sums.
+struct SpeculationStats {
+  int64_t windows = 0;         // of decoding sequences, drafted or not
+  int64_t drafted_tokens = 0;  // that were verified
+  int64_t kept_tokens = 0;     // by all windows: what the windows have put out
+  // [depth] of paths of drafts that reached it: how many, and how many were accepted that far.
+  std::vector<int64_t> proposed{}, accepted{};
+  double verify_seconds = 0;  // passes and the choice of tokens
+  double commit_seconds = 0;
+  double draft_seconds = 0;
+
+  double mean_length() const {
+    return windows > 0 ? static_cast<double>(kept_tokens) / static_cast<double>(windows) : 0;
+  }
+};
+
 // Sums since the engine was made.
 struct EngineStats {
   int64_t steps = 0;
   int64_t prefill_tokens = 0;  // computed again after a preemption: counted again
   int64_t decode_tokens = 0;
   int64_t preemptions = 0;
+  SpeculationStats speculation{};
 };
 
 class Engine {

@@ -19,6 +19,8 @@ void Scheduler::release(Sequence& sequence) {
   if (kv_) kv_->release(sequence.blocks);
   sequence.computed = 0;
   sequence.prefilling = true;
+  sequence.draft = {};
+  sequence.snapshot = -1;
 }
 
 void Scheduler::preempt(int64_t id) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/draft.h"
 #include "engine/kv_pool.h"
 #include "engine/output.h"
 #include "engine/sampler.h"
@@ -25,6 +26,9 @@ struct Sequence {
   bool prefilling = true;  // else the last token is the only one not computed
   int32_t slot = -1;
   std::vector<int32_t> blocks;
+  Draft draft;            // that the next step verifies
+  Acceptance acceptance;
+  int32_t snapshot = -1;  // Batch::source
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_len); }

@@ -59,7 +59,8 @@ SequenceBatch sequence_batch(const Context& context) {
           .query_start = arrays.query_start,
           .slot = arrays.slot,
           .cursors = context.state->cursors,
-          .ring = context.state->ring};
+          .ring = context.state->ring,
+          .parent = arrays.parent};
 }
 
 // x: the convolution's inputs within the projection's rows.
@@ -87,6 +88,16 @@ struct ConvLayout {
   int64_t stride, v, k, q;
 };
 
+// The windows of decoding sequences: through the ring, or, the baseline, a snapshot per token.
+void step(int64_t index, const RecurrentStepParams& p, Context& context) {
+  if (context.state->snapshots.empty()) return context.backend.recurrent_step(p);
+  SnapshotStepParams params;
+  static_cast<RecurrentStepParams&>(params) = p;
+  params.snapshots = context.state->snapshots[index];
+  params.source = context.arrays.source;
+  context.backend.snapshot_step(params);
+}
+
 // Runs the decoding sequences of the batch through the ring and the prefilling ones in chunks. `p`
 // comes with what is the layer's own.
 float* recur(int64_t index, const std::byte* conv_out, const ConvLayout& layout, Context& context,
@@ -111,10 +122,11 @@ float* recur(int64_t index, const std::byte* conv_out, const ConvLayout& layout,
   if (decodes > 0) {
     p.batch = all;
     p.batch.sequences = decodes;
-    context.backend.recurrent_step(p);
+    step(index, p, context);
   }
   if (decodes < all.sequences) {
     p.batch = all;
+    p.batch.parent = nullptr;
     p.batch.sequences = all.sequences - decodes;
     p.batch.query_start += decodes;
     p.batch.slot += decodes;
