@@ -162,8 +162,9 @@ void add_speculation(CLI::App& app, SpeculationOptions& options) {
 std::optional<SpeculativeConfig> speculation_of(const SpeculationOptions& options,
                                                 const RouteOptions& route) {
   if (route.asked && options.use_replayssm_spec.value_or(false)) {
-    fail("--use-replayssm and --use-replayssm-spec: expected one of them, got both: the first "
-         "decodes without drafts");
+    fail(
+        "--use-replayssm and --use-replayssm-spec: expected one of them, got both: the first "
+        "decodes without drafts");
   }
   if (!options.config) {
     if (options.use_replayssm_spec)
@@ -173,8 +174,9 @@ std::optional<SpeculativeConfig> speculation_of(const SpeculationOptions& option
   SpeculativeConfig config = *options.config;
   config.snapshots = !options.use_replayssm_spec.value_or(true);
   if (!route.use_replayssm && !config.snapshots) {
-    fail("--no-use-replayssm: expected --no-use-replayssm-spec with --speculative-config, which "
-         "stores a state per token, got drafts that go through the ring");
+    fail(
+        "--no-use-replayssm: expected --no-use-replayssm-spec with --speculative-config, which "
+        "stores a state per token, got drafts that go through the ring");
   }
   return config;
 }

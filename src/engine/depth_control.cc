@@ -10,9 +10,9 @@
 namespace replayssm {
 namespace {
 
-constexpr int64_t kPlainEvery = 256;   // passes after which plain ones are measured anew
-constexpr int64_t kProbeEvery = 8;     // passes, where nothing is drafted
-constexpr int64_t kTenure = 64;        // passes for which the same request tries
+constexpr int64_t kPlainEvery = 256;  // passes after which plain ones are measured anew
+constexpr int64_t kProbeEvery = 8;    // passes, where nothing is drafted
+constexpr int64_t kTenure = 64;       // passes for which the same request tries
 
 }  // namespace
 
@@ -99,8 +99,7 @@ void DepthControl::choose(std::span<DraftRequest> requests) {
       ++drafted;
       const int64_t depth = ++requests[i].depth;
       if (depth < most[i]) gains.emplace(gain * requests[i].sequence->acceptance.rate, index);
-      const double rate =
-          tokens / (costs.pass.at(sequences + drafted) + costs.draft.at(drafted));
+      const double rate = tokens / (costs.pass.at(sequences + drafted) + costs.draft.at(drafted));
       if (rate <= best) continue;
       best = rate;
       best_drafted = drafted;

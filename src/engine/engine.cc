@@ -54,7 +54,8 @@ MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
   model.reserve({.tokens = options.max_num_batched_tokens + windows - options.max_num_seqs,
                  .sequences = options.max_num_seqs,
                  .logits = windows,
-                 .context = options.max_model_len});
+                 .context = options.max_model_len,
+                 .window = options.ring.max_window});
   return plan_memory(model, options);
 }
 

@@ -51,7 +51,8 @@ int64_t paths_of(const Draft& draft) {
   int64_t leaves = draft.size();
   for (int64_t i = 0; i < draft.size(); ++i) {
     const int32_t parent = draft.parent_of(i);
-    const bool first = std::ranges::count(draft.parent.begin(), draft.parent.begin() + i, parent) == 0;
+    const bool first =
+        std::ranges::count(draft.parent.begin(), draft.parent.begin() + i, parent) == 0;
     if (parent >= 0 && first) --leaves;
   }
   return leaves;

@@ -31,7 +31,8 @@ ModelDrafter::ModelDrafter(Model& model, const EngineOptions& options)
   model.reserve({.tokens = std::max(chunk_, options.max_num_seqs * ring_.max_window),
                  .sequences = options.max_num_seqs,
                  .logits = options.max_num_seqs,
-                 .context = options.max_model_len});
+                 .context = options.max_model_len,
+                 .window = ring_.max_window});
 }
 
 StateView ModelDrafter::state() const {

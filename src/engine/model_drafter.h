@@ -13,8 +13,8 @@ namespace replayssm {
 
 // The draft model has slots and KV blocks of its own. What it knows for certain of a sequence is
 // committed; its drafts are the rows of one window that grows token by token and of which, once the
-// target has decided, as many rows are committed as were right: its recurrence is rolled back by the
-// same cursors as the target's.
+// target has decided, as many rows are committed as were right: its recurrence is rolled back by
+// the same cursors as the target's.
 class ModelDrafter final : public Drafter {
  public:
   ModelDrafter(Model& model, const EngineOptions& options);
@@ -27,9 +27,9 @@ class ModelDrafter final : public Drafter {
   struct Text {
     int32_t slot = -1;
     std::vector<int32_t> blocks{};
-    int64_t committed = 0;         // of the sequence's tokens
-    std::vector<int32_t> window{}; // behind them, computed in the last window
-    int64_t used = 0;              // the call that asked for it last
+    int64_t committed = 0;          // of the sequence's tokens
+    std::vector<int32_t> window{};  // behind them, computed in the last window
+    int64_t used = 0;               // the call that asked for it last
   };
 
   StateView state() const;

@@ -15,7 +15,7 @@ class PassBuilder {
 
   // The next sequence: a window of new tokens behind `position` others.
   void add(int32_t slot, int64_t position, std::span<const int32_t> blocks, int32_t source = -1);
-  void push(int32_t token, int32_t parent);  // of that sequence
+  void push(int32_t token, int32_t parent);                      // of that sequence
   void want_logits() { logit_tokens_.push_back(tokens() - 1); }  // of the last token
 
   int32_t tokens() const { return static_cast<int32_t>(token_ids_.size()); }  // so far

@@ -26,7 +26,7 @@ struct Sequence {
   bool prefilling = true;  // else the last token is the only one not computed
   int32_t slot = -1;
   std::vector<int32_t> blocks;
-  Draft draft;            // that the next step verifies
+  Draft draft;  // that the next step verifies
   Acceptance acceptance;
   int32_t snapshot = -1;  // Batch::source
 

@@ -17,8 +17,8 @@ void check_read_copy(DType read_dtype, DType checkpoint_dtype, Route route);
 
 class SlotPool {
  public:
-  // read_dtype: of the read copies, if there are to be any. snapshots: of how many tokens a state is
-  // kept besides the checkpoint (StateView::snapshots).
+  // read_dtype: of the read copies, if there are to be any. snapshots: of how many tokens a state
+  // is kept besides the checkpoint (StateView::snapshots).
   SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
            DType activation_dtype, int32_t slots, std::optional<DType> read_dtype = {},
            Memory& memory = host_memory(), int64_t snapshots = 0);

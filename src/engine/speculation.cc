@@ -42,7 +42,8 @@ int64_t depth_of(const Draft& draft) {
 void check_speculation(const EngineOptions& options, const Model& model) {
   const SpeculativeConfig& config = *options.speculative;
   if (config.method == DraftMethod::kMtp && !model.has_draft_head())
-    fail(kFlag, ": method: expected a model with multi-token-prediction tensors for mtp, got one without");
+    fail(kFlag,
+         ": method: expected a model with multi-token-prediction tensors for mtp, got one without");
   if (config.method == DraftMethod::kDraftModel) {
     REPLAYSSM_CHECK(options.draft_model, "no draft model");
     const int64_t vocab = options.draft_model->config().vocab_size;

@@ -90,8 +90,7 @@ void check_combinations(const SpeculativeConfig& config) {
     fail(kFlag, ": prompt_lookup_min: expected at most prompt_lookup_max = ", config.lookup_max,
          ", got ", config.lookup_min);
   }
-  const bool lookup =
-      config.method == DraftMethod::kNgram || config.method == DraftMethod::kSuffix;
+  const bool lookup = config.method == DraftMethod::kNgram || config.method == DraftMethod::kSuffix;
   if (config.sampled && (lookup || config.tree_width > 1)) {
     fail(kFlag, ": draft_sample_method: expected greedy for ",
          lookup ? method_name(config.method) : "trees", ", got probabilistic");
@@ -125,8 +124,6 @@ SpeculativeConfig parse_speculative_config(std::string_view text) {
   return config;
 }
 
-const char* method_name(DraftMethod method) {
-  return kMethods[static_cast<size_t>(method)].first;
-}
+const char* method_name(DraftMethod method) { return kMethods[static_cast<size_t>(method)].first; }
 
 }  // namespace replayssm

@@ -22,8 +22,9 @@ class SuffixAutomaton {
   const std::vector<std::pair<int32_t, int32_t>>& next(int32_t state) const {
     return states_[state].next;
   }
-  // How often a state's substrings were met when the text grew, one that follows counted with what it
-  // follows. Long chains of suffixes are cut short: those of rare, short suffixes count too little.
+  // How often a state's substrings were met when the text grew, one that follows counted with what
+  // it follows. Long chains of suffixes are cut short: those of rare, short suffixes count too
+  // little.
   int64_t count(int32_t state) const { return states_[state].count; }
 
  private:

@@ -27,9 +27,10 @@ using ChooseToken = std::function<SampledToken(int64_t row, const std::vector<Sa
 // An error behind an accepted token ends the window before it: the next window meets it first.
 Verdict follow_draft(const Draft& draft, const ChooseToken& choose);
 
-// Draws where the draft was drawn too, from a distribution q with random numbers of its own: a token
-// x is accepted with probability min(1, p(x) / q(x)), p being the model's; in place of the first
-// that is not, one is drawn from max(0, p - q). Preserves p. `position` is that of the drawn token.
+// Draws where the draft was drawn too, from a distribution q with random numbers of its own: a
+// token x is accepted with probability min(1, p(x) / q(x)), p being the model's; in place of the
+// first that is not, one is drawn from max(0, p - q). Preserves p. `position` is that of the drawn
+// token.
 struct Rejection {
   bool accepted = false;
   int32_t token = 0;

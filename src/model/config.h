@@ -124,7 +124,7 @@ struct ModelConfig {
   // The layers of the block that drafts, which the files announce and need not hold
   // (ModelWeights::mtp); one of them has attention.
   std::vector<LayerConfig> mtp;
-  int64_t draft_attention_layers = 0;  // of that block, once it is loaded: they cache too
+  int64_t draft_attention_layers = 0;   // of that block, once it is loaded: they cache too
   DType state_dtype = DType::kFloat32;  // what the files recommend for the recurrent state
   std::vector<int32_t> eos_ids;         // union of config.json and generation_config.json
   int32_t bos_id = -1;                  // -1 = none

@@ -19,8 +19,7 @@ float output_scale(const ModelConfig& config, ChannelMix mix) {
   return mix == ChannelMix::kDense ? config.mlp_output_scale : 1;
 }
 
-void mix_tokens(const DecoderLayer& layer, Residual& residual, Places& places,
-                Context& context) {
+void mix_tokens(const DecoderLayer& layer, Residual& residual, Places& places, Context& context) {
   const int64_t count = context.tokens() * context.config.hidden_size;
   const void* x = residual.normed(layer.mixer_norm);
   float* delta = context.delta.get(count);
@@ -46,10 +45,10 @@ void mix_channels(const DecoderLayer& layer, Residual& residual, Context& contex
 
 }  // namespace
 
-DecoderLayer::DecoderLayer(const LayerConfig& layer_kind, const LayerWeights& weights, Context& context)
+DecoderLayer::DecoderLayer(const LayerConfig& layer_kind, const LayerWeights& weights,
+                           Context& context)
     : kind(layer_kind),
-      mixer_norm(
-          pack_floats(weights.mixer_norm, context, input_scale(context.config, kind.mixer))),
+      mixer_norm(pack_floats(weights.mixer_norm, context, input_scale(context.config, kind.mixer))),
       channel_norm(pack_floats(weights.channel_norm, context)) {
   const ModelConfig& config = context.config;
   if (input_scale(config, kind.second) != input_scale(config, kind.mixer)) {
@@ -77,7 +76,7 @@ DecoderLayer::DecoderLayer(const LayerConfig& layer_kind, const LayerWeights& we
 }
 
 void DecoderLayer::mix_tokens(Mixer mixer, const void* x, float* delta, Places& places,
-                Context& context) const {
+                              Context& context) const {
   switch (mixer) {
     case Mixer::kNone: break;
     case Mixer::kMamba2: return mamba2->forward(places.recurrent++, x, delta, context);

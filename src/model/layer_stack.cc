@@ -75,7 +75,8 @@ void LayerStack::run_draft(Context& context, bool recycled, float* logits) const
   float* embedded = context.delta.get(arrays.tokens * width);
   embed(context, embedded);
   const float* hidden = (recycled ? context.draft_hidden : context.kept_hidden).get(0);
-  float* output = recycled ? context.draft_hidden.get(0) : context.draft_hidden.get(arrays.logits * width);
+  float* output =
+      recycled ? context.draft_hidden.get(0) : context.draft_hidden.get(arrays.logits * width);
   const void* x = draft_head_->run(context, embedded, hidden, output);
   if (x) project(*lm_head_, x, arrays.logits, logits, context);
 }

@@ -36,8 +36,8 @@ struct Batch {
   int64_t block_table_stride = 0;
   int64_t decodes = 0;
   std::span<const int32_t> logit_tokens{};  // packed indices of the tokens whose logits are wanted
-  // Tree windows, of decoding sequences and at most kMaxTreeWindow tokens: [tokens] the index within
-  // its window of a token's parent, before it; -1 = the last committed token. Empty: chains.
+  // Tree windows, of decoding sequences and at most kMaxTreeWindow tokens: [tokens] the index
+  // within its window of a token's parent, before it; -1 = the last committed token. Empty: chains.
   std::span<const int32_t> parent{};
   // [sequences] with StateView::snapshots: the snapshot that a window starts from, -1 = the
   // checkpoint.
@@ -95,6 +95,7 @@ struct PassLimits {
   int64_t sequences = 0;
   int64_t logits = 0;
   int64_t context = 0;  // tokens of a sequence
+  int64_t window = 1;   // tokens of a decoding sequence
 };
 
 // The stages of a forward pass that are timed.

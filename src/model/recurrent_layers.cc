@@ -78,6 +78,18 @@ const std::byte* convolve(int64_t index, const float* x, int64_t x_stride, int64
   p.inputs = context.state->conv_inputs[index];
   std::byte* y = context.conv_out.get(context.tokens() * channels * context.element_bytes());
   p.y = y;
+  const int64_t sequences = p.batch.sequences, decodes = context.arrays.decodes;
+  if (!p.batch.parent || decodes == sequences) {
+    context.backend.conv(p);
+    return y;
+  }
+  // Prompts are no trees.
+  p.batch.sequences = decodes;
+  context.backend.conv(p);
+  p.batch.sequences = sequences - decodes;
+  p.batch.query_start += decodes;
+  p.batch.slot += decodes;
+  p.batch.parent = nullptr;
   context.backend.conv(p);
   return y;
 }

@@ -110,9 +110,8 @@ void check_cursor(const Row& row) {
                   " committed");
   if (row.decodes()) {
     REPLAYSSM_CHECK(window <= ring.max_window, "window=", window);
-    REPLAYSSM_CHECK(
-        cursor.ring_count == 0 || cursor.ring_count + window <= cursor.ring_limit,
-        "count=", cursor.ring_count, " limit=", cursor.ring_limit);
+    REPLAYSSM_CHECK(cursor.ring_count == 0 || cursor.ring_count + window <= cursor.ring_limit,
+                    "count=", cursor.ring_count, " limit=", cursor.ring_limit);
     REPLAYSSM_CHECK(cursor.ring_limit <= ring.buffer_len, "limit=", cursor.ring_limit);
   } else {
     REPLAYSSM_CHECK(cursor.ring_count == 0 && cursor.fold_count == 0, "prefill on a full ring");
@@ -139,16 +138,16 @@ std::vector<uint64_t> run_layer(const Row& row, const Memory& memory) {
     for (int64_t tap = 1; row.paged() && tap < row.state.ring.conv_kernel; ++tap) {
       const int64_t behind = ancestor < 0 ? ++committed : 0;
       const int64_t counter = ancestor < 0 ? head - behind : head + ancestor;
-      const float expected = ancestor >= 0         ? static_cast<float>(row.token(ancestor))
-                             : position < behind ? 0.0F
-                                                 : static_cast<float>(row.key(0, position - behind));
+      const float expected = ancestor >= 0 ? static_cast<float>(row.token(ancestor))
+                             : position < behind
+                                 ? 0.0F
+                                 : static_cast<float>(row.key(0, position - behind));
       REPLAYSSM_CHECK(memory.conv(counter) == expected, "conv input of tap ", tap);
       if (ancestor >= 0) ancestor = row.parent(ancestor);
     }
     memory.conv(head + i) = static_cast<float>(row.token(i));
     if (through_ring) memory.ring(head + i) = static_cast<float>(row.token(i));
-    hashes.push_back(
-        extend_hash(row.parent(i) < 0 ? before : hashes[row.parent(i)], row.token(i)));
+    hashes.push_back(extend_hash(row.parent(i) < 0 ? before : hashes[row.parent(i)], row.token(i)));
   }
   if (!through_ring) memory.hash() = hashes.back();
   return hashes;

@@ -105,18 +105,19 @@ TEST_P(Drafted, TextsAreThoseOfEachRequestAlone) {
 
 INSTANTIATE_TEST_SUITE_P(
     Settings, Drafted,
-    ::testing::Values(
-        Setting{fixed(DraftMethod::kNgram, 4)}, Setting{fixed(DraftMethod::kNgram, 1)},
-        Setting{fixed(DraftMethod::kNgram, 20)},
-        Setting{fixed(DraftMethod::kNgram, 4), Route::kOutputOnly, 1, 1},
-        Setting{fixed(DraftMethod::kNgram, 7), Route::kStateAndOutput, 5, 4, 7, 5},
-        Setting{fixed(DraftMethod::kNgram, 3, 3), Route::kOutputOnly, 4},
-        Setting{fixed(DraftMethod::kNgram, 4, 8), Route::kStateAndOutput, 16, 3, 9, 6},
-        Setting{fixed(DraftMethod::kSuffix, 4)},
-        Setting{fixed(DraftMethod::kSuffix, 6, 4), Route::kOutputOnly, 7, 4, 24, 6},
-        Setting{fixed(DraftMethod::kDraftModel, 4)},
-        Setting{fixed(DraftMethod::kDraftModel, 1), Route::kOutputOnly, 3, 2, 9, 5},
-        Setting{SpeculativeConfig{.method = DraftMethod::kNgram, .lookup_min = 1}}));
+    ::testing::Values(Setting{fixed(DraftMethod::kNgram, 4)},
+                      Setting{fixed(DraftMethod::kNgram, 1)},
+                      Setting{fixed(DraftMethod::kNgram, 20)},
+                      Setting{fixed(DraftMethod::kNgram, 4), Route::kOutputOnly, 1, 1},
+                      Setting{fixed(DraftMethod::kNgram, 7), Route::kStateAndOutput, 5, 4, 7, 5},
+                      Setting{fixed(DraftMethod::kNgram, 3, 3), Route::kOutputOnly, 4},
+                      Setting{fixed(DraftMethod::kNgram, 4, 8), Route::kStateAndOutput, 16, 3, 9,
+                              6},
+                      Setting{fixed(DraftMethod::kSuffix, 4)},
+                      Setting{fixed(DraftMethod::kSuffix, 6, 4), Route::kOutputOnly, 7, 4, 24, 6},
+                      Setting{fixed(DraftMethod::kDraftModel, 4)},
+                      Setting{fixed(DraftMethod::kDraftModel, 1), Route::kOutputOnly, 3, 2, 9, 5},
+                      Setting{SpeculativeConfig{.method = DraftMethod::kNgram, .lookup_min = 1}}));
 
 // Requests come, go and wait again at random, in the middle of windows, with rings of all sizes.
 TEST(Speculation, RandomTraffic) {
@@ -169,7 +170,8 @@ TEST(Speculation, ADraftModelThatIsTheModelIsAlwaysRight) {
   EngineOptions options = options_of({fixed(DraftMethod::kDraftModel, 4)});
   options.draft_model = &draft_model;
   Engine engine(model, nullptr, options);
-  Request request{.prompt = {5, 6, 7}, .sampling = {}, .max_tokens = 101, .stop_ids = {}, .stop = {}};
+  Request request{
+      .prompt = {5, 6, 7}, .sampling = {}, .max_tokens = 101, .stop_ids = {}, .stop = {}};
   engine.add(request);
   while (!engine.idle()) engine.step();
   // The first token is the prompt's, every window brings five.
@@ -184,7 +186,11 @@ TEST(Speculation, EndsWhereTheRequestEnds) {
     options.draft_model = &draft_model;
     options.max_model_len = 14;
     Engine engine(model, nullptr, options);
-    engine.add({.prompt = {5, 6, 7}, .sampling = {}, .max_tokens = max_tokens, .stop_ids = {}, .stop = {}});
+    engine.add({.prompt = {5, 6, 7},
+                .sampling = {},
+                .max_tokens = max_tokens,
+                .stop_ids = {},
+                .stop = {}});
     int64_t tokens = 0;
     FinishReason finish = FinishReason::kNone;
     while (!engine.idle()) {

@@ -24,12 +24,14 @@ TEST(SpeculativeConfig, ReadsAllKeys) {
   EXPECT_EQ(config.tree_width, 2);
   EXPECT_FALSE(config.adaptive);
   EXPECT_EQ(config.max_window(), 15);
-  EXPECT_TRUE(parse_speculative_config(
-                  R"({"method": "mtp", "draft_sample_method": "probabilistic"})")
-                  .sampled);
-  EXPECT_TRUE(parse_speculative_config(R"({"method": "mtp", "mtp_hidden": "before_norm"})").before_norm);
+  EXPECT_TRUE(
+      parse_speculative_config(R"({"method": "mtp", "draft_sample_method": "probabilistic"})")
+          .sampled);
+  EXPECT_TRUE(
+      parse_speculative_config(R"({"method": "mtp", "mtp_hidden": "before_norm"})").before_norm);
   EXPECT_EQ(parse_speculative_config(R"({"method": "draft_model", "model": "x"})").model, "x");
-  EXPECT_EQ(parse_speculative_config(R"({"method": "ngram", "prompt_lookup_max": 1})").lookup_min, 1);
+  EXPECT_EQ(parse_speculative_config(R"({"method": "ngram", "prompt_lookup_max": 1})").lookup_min,
+            1);
 }
 
 TEST(SpeculativeConfig, RefusesWithTheReason) {
@@ -44,11 +46,14 @@ TEST(SpeculativeConfig, RefusesWithTheReason) {
       {R"({"method": "ngram", "num_speculative_tokens": 0})", "expected 1 to 63, got 0"},
       {R"({"method": "ngram", "num_speculative_tokens": 64})", "expected 1 to 63"},
       {R"({"method": "ngram", "num_speculative_tokens": 4.5})", "expected 1 to 63"},
-      {R"({"method": "ngram", "num_speculative_tokens": 18446744073709551615})", "expected 1 to 63"},
+      {R"({"method": "ngram", "num_speculative_tokens": 18446744073709551615})",
+       "expected 1 to 63"},
       {R"({"method": "ngram", "num_speculative_tokens": "4"})", "expected 1 to 63"},
-      {R"({"method": "ngram", "num_speculative_tokens": 9, "tree_width": 8})", "at most 63, got 9 x 8"},
+      {R"({"method": "ngram", "num_speculative_tokens": 9, "tree_width": 8})",
+       "at most 63, got 9 x 8"},
       {R"({"method": "ngram", "prompt_lookup_min": 6})", "at most prompt_lookup_max = 5, got 6"},
-      {R"({"method": "ngram", "draft_sample_method": "probabilistic"})", "expected greedy for ngram"},
+      {R"({"method": "ngram", "draft_sample_method": "probabilistic"})",
+       "expected greedy for ngram"},
       {R"({"method": "mtp", "draft_sample_method": "often"})", "greedy or probabilistic"},
       {R"({"method": "draft_model"})", "expected the draft model, got nothing"},
       {R"({"method": "draft_model", "model": "x", "tree_width": 2})", "expected 1 for draft_model"},

@@ -38,7 +38,9 @@ TEST(FollowDraft, KeepsWhatTheModelWouldHaveChosen) {
       {{.tokens = {9, 11, 12}, .parent = {}, .probability = {}}, {10}, {0}},
       {{.tokens = {10, 9, 12}, .parent = {}, .probability = {}}, {10, 11}, {0, 1}},
       // Two paths from the root, the second is right, and its second token has a wrong sibling.
-      {{.tokens = {9, 11, 10, 8, 11}, .parent = {-1, 0, -1, 2, 2}, .probability = {}}, {10, 11, 12}, {0, 3, 5}},
+      {{.tokens = {9, 11, 10, 8, 11}, .parent = {-1, 0, -1, 2, 2}, .probability = {}},
+       {10, 11, 12},
+       {0, 3, 5}},
       // The right token hangs on a wrong one.
       {{.tokens = {9, 10}, .parent = {-1, 0}, .probability = {}}, {10}, {0}},
   };

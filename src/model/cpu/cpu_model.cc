@@ -61,8 +61,8 @@ class CpuModel final : public Model {
   }
 
   void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) override {
-    REPLAYSSM_CHECK(std::ssize(commit.accepted) == batch.decodes, "accepted=",
-                    commit.accepted.size());
+    REPLAYSSM_CHECK(std::ssize(commit.accepted) == batch.decodes,
+                    "accepted=", commit.accepted.size());
     if (!commit.path.empty()) {
       begin(batch, WindowTrees(Batch{}), state);
       compact_windows(context_, commit.path.data(), commit.accepted.data());
