@@ -245,6 +245,7 @@ std::function<void()> parse_command_line(int argc, const char* const* argv) {
   bench.require_subcommand(1);
   add_bench_decode(bench, command);
   add_bench_op(bench, command);
+  add_bench_serve(bench, command);
   add_bench_accuracy(bench, command);
   try {
     app.parse(argc, argv);

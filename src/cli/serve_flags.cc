@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "cli/bench_serve.h"
 #include "cli/flags.h"
 #include "cli/serve.h"
 
@@ -73,6 +74,40 @@ void add_serve(CLI::App& parent, Command& command) {
       ->default_str("the model's own limit");
   add_cache(app, *options);
   app.callback([options, &command] { command = [options] { serve(*options); }; });
+}
+
+void add_bench_serve(CLI::App& parent, Command& command) {
+  CLI::App& app = *parent.add_subcommand("serve", "Load on a running server");
+  const auto options = std::make_shared<BenchServeOptions>();
+  app.add_option("--host", options->host, "Its IPv4 address")
+      ->type_name("IP")
+      ->capture_default_str();
+  add_number(app, "--port", options->port, 1, 65535, "Its port");
+  app.add_option("--api-key", options->api_key, "One of its keys")
+      ->type_name("TEXT")
+      ->envname("REPLAYSSM_API_KEY");
+  add_number(app, "--num-prompts", options->requests, 1, kMostTokens, "Requests");
+  add_number(app, "--max-concurrency", options->concurrency, 1, kMostSequences,
+             "Requests under way at once");
+  add_real(app, "--request-rate", options->rate, 1e6,
+           "Requests a second, arriving at random; 0 = as fast as they are answered");
+  app.add_option("--dataset", options->dataset,
+                 "JSON lines with prompt and perhaps max_tokens; - = standard input")
+      ->type_name("FILE")
+      ->default_str("random prompts");
+  add_number(app, "--prompt-len", options->prompt_len, 1, kMostTokens, "Tokens of random prompts");
+  add_number(app, "--shared-len", options->shared_len, 0, kMostTokens,
+             "Of them the same in all prompts, in front");
+  add_number(app, "--output-len", options->output_len, 1, kMostTokens, "Tokens of an answer");
+  app.add_flag("--stream,!--no-stream", options->stream, "Streamed answers (the default), or whole")
+      ->disable_flag_override();
+  add_seed(app, options->seed, "Of prompts and arrivals");
+  add_real(app, "--goodput-ttft-ms", options->goodput_ttft_ms, kMostSeconds,
+           "A good request's first token comes in time; 0 = at any");
+  add_real(app, "--goodput-tpot-ms", options->goodput_tpot_ms, kMostSeconds,
+           "And so do its further ones");
+  add_switch(app, "--json", options->json, "JSON instead of a table");
+  app.callback([options, &command] { command = [options] { bench_serve(*options); }; });
 }
 
 }  // namespace replayssm::cli

@@ -9,5 +9,6 @@ namespace replayssm::cli {
 using Command = std::function<void()>;
 
 void add_serve(CLI::App& parent, Command& command);
+void add_bench_serve(CLI::App& parent, Command& command);
 
 }  // namespace replayssm::cli
