@@ -32,6 +32,7 @@ EngineOptions checked(EngineOptions options, const Model& model) {
     fail("max_num_batched_tokens: expected at least max_num_seqs = ", options.max_num_seqs,
          ", got ", options.max_num_batched_tokens);
   }
+  if (options.swap_bytes < 0) fail("swap_bytes: expected at least 0, got ", options.swap_bytes);
   if (options.read_dtype) check_read_copy(*options.read_dtype, options.state_dtype, options.route);
   options.max_model_len = model_limit(config, options);
   options.ring.conv_kernel = static_cast<int32_t>(config.conv_kernel);
@@ -52,8 +53,7 @@ MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
   model.reserve({.tokens = options.max_num_batched_tokens + windows - options.max_num_seqs,
                  .sequences = options.max_num_seqs,
                  .logits = windows,
-                 .context = options.max_model_len,
-                 .window = options.ring.max_window});
+                 .context = options.max_model_len});
   return plan_memory(model, options);
 }
 
@@ -92,6 +92,7 @@ int64_t Engine::add(Request request) {
   impl_->check(request);
   auto sequence = std::make_unique<Sequence>();
   sequence->id = impl_->next_id++;
+  sequence->priority = request.priority;
   sequence->sampling = request.sampling;
   sequence->prompt_len = static_cast<int64_t>(request.prompt.size());
   const int64_t room = impl_->options.max_model_len - sequence->prompt_len;
@@ -113,9 +114,47 @@ void Engine::cancel(int64_t request) {
   if (impl_->speculation) impl_->speculation->forget(request);
 }
 bool Engine::idle() const { return impl_->scheduler.idle(); }
+bool Engine::contains(int64_t request) const { return impl_->scheduler.find(request) != nullptr; }
+void Engine::check(const Request& request) const { impl_->check(request); }
 std::vector<RequestOutput> Engine::step() { return impl_->step(); }
+Route Engine::route() const { return impl_->options.route; }
+int64_t Engine::running() const { return std::ssize(impl_->scheduler.running()); }
+int64_t Engine::waiting() const { return impl_->scheduler.waiting(); }
+
+void Engine::set_route(Route route) {
+  if (route == impl_->options.route) return;
+  if (impl_->speculation)
+    fail("route: expected ", route_name(impl_->options.route), ", since drafts are verified, got ",
+         route_name(route));
+  if (impl_->options.read_dtype)
+    check_read_copy(*impl_->options.read_dtype, impl_->options.state_dtype, route);
+  impl_->scheduler.restart();
+  impl_->options.route = route;
+}
+
+std::vector<RunningRequest> Engine::running_requests() const {
+  std::vector<RunningRequest> requests;
+  for (const auto& sequence : impl_->scheduler.running()) {
+    requests.push_back({.id = sequence->id,
+                        .prompt_tokens = sequence->prompt_len,
+                        .tokens = sequence->size(),
+                        .computed = sequence->computed,
+                        .prefilling = sequence->prefilling,
+                        .slot = sequence->slot,
+                        .cursor = sequence->cursor});
+  }
+  return requests;
+}
 int64_t Engine::max_model_len() const { return impl_->options.max_model_len; }
-const EngineStats& Engine::stats() const { return impl_->stats; }
+EngineStats Engine::stats() const {
+  EngineStats stats = impl_->stats;
+  const SchedulerStats& scheduler = impl_->scheduler.stats();
+  stats.preemptions = scheduler.preemptions;
+  stats.swaps = scheduler.swaps;
+  stats.cached_tokens = scheduler.cached_tokens;
+  if (impl_->prefixes) stats.prefixes = impl_->prefixes->stats();
+  return stats;
+}
 const SlotPool& Engine::slots() const { return impl_->slots; }
 const KvPool& Engine::kv() const { return impl_->kv; }
 const MemoryPlan& Engine::memory_plan() const { return impl_->plan; }

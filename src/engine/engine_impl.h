@@ -28,8 +28,13 @@ struct Engine::Impl {
               static_cast<int32_t>(options.max_num_seqs), options.read_dtype, used_model.memory(),
               snapshots_of(options)),
         kv(used_model.config(), used_model.activation_dtype(), plan.kv_blocks, used_model.memory()),
-        scheduler({options.max_num_seqs, options.max_num_batched_tokens}, slots,
-                  paged ? &kv : nullptr),
+        prefixes(options.prefix_cache_bytes == 0
+                     ? nullptr
+                     : std::make_unique<PrefixCache>(slots, paged ? &kv : nullptr,
+                                                     options.prefix_cache_bytes,
+                                                     options.prefix_interval, model.memory())),
+        scheduler({options.max_num_seqs, options.max_num_batched_tokens, options.swap_bytes}, slots,
+                  paged ? &kv : nullptr, prefixes.get()),
         tokens(options.max_num_seqs * options.ring.max_window) {
     if (options.speculative) speculation.emplace(model, options, [this] { return state(); });
     model.prepare(state(), options.max_num_seqs);
@@ -69,6 +74,7 @@ struct Engine::Impl {
   MemoryPlan plan;
   SlotPool slots;
   KvPool kv;
+  std::unique_ptr<PrefixCache> prefixes;
   Scheduler scheduler;
   std::optional<Speculation> speculation;
   // The pass at hand.

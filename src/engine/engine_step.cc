@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "engine/engine_impl.h"
+#include "replay/cursor.h"
 
 namespace replayssm {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 // Whether the token depends on nothing but the logits and a draw, and nothing else is asked for.
 bool is_plain(const SamplingParams& sampling) {
   return sampling.repetition_penalty == 1 && sampling.presence_penalty == 0 &&
-         sampling.frequency_penalty == 0 && sampling.logprobs < 0;
+         sampling.frequency_penalty == 0 && sampling.logit_bias.empty() && sampling.logprobs < 0;
 }
 
 // Of the token `ahead` places behind the sequence's end.
@@ -159,6 +160,7 @@ std::vector<RequestOutput> Engine::Impl::settle(const Schedule& schedule,
       outputs.push_back(finish_token(sequence.id, std::move(token),
                                      sequence.size() - sequence.prompt_len, sequence.rule,
                                      sequence.text ? &*sequence.text : nullptr));
+      outputs.back().cached_tokens = sequence.cached;
       ended = outputs.back().finish != FinishReason::kNone;
     }
     verdict.tokens.resize(kept);
@@ -178,7 +180,14 @@ void Engine::Impl::commit(const Schedule& schedule, const std::vector<Verdict>& 
     (decodes ? stats.decode_tokens : stats.prefill_tokens) += kept;
     sequence->computed += kept;
     sequence->prefilling = verdicts[i].tokens.empty();
-    if (!decodes) continue;
+    if (!decodes) {
+      commit_prefill(sequence->cursor, count, options.ring);
+      scheduler.prefilled(*sequence);
+      continue;
+    }
+    begin_step(sequence->cursor, count + sequence->draft.size(), options.ring);
+    stats.folds += sequence->cursor.fold_count > 0;
+    commit_step(sequence->cursor, kept, options.route);
     if (options.speculative && options.speculative->snapshots)
       sequence->snapshot = verdicts[i].rows.back();
     if (speculation) speculation->count(*sequence, kept);
@@ -263,7 +272,6 @@ std::vector<RequestOutput> Engine::Impl::step() {
     scheduler.remove(id);
     if (speculation) speculation->forget(id);
   }
-  stats.preemptions = scheduler.preemptions();
   return outputs;
 }
 
