@@ -37,7 +37,7 @@ struct Engine::Impl {
                   paged ? &kv : nullptr, prefixes.get()),
         tokens(options.max_num_seqs * options.ring.max_window) {
     if (options.speculative) speculation.emplace(model, options, [this] { return state(); });
-    model.prepare(state(), options.max_num_seqs);
+    if (options.prepare) model.prepare(state(), options.max_num_seqs);
   }
 
   void check(const Request& request) const;

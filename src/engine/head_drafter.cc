@@ -1,6 +1,7 @@
 #include "engine/head_drafter.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/check.h"
 #include "core/philox.h"
@@ -11,12 +12,19 @@ namespace replayssm {
 
 void HeadDrafter::propose(std::span<const DraftRequest> requests) {
   if (requests.empty()) return;
+  siblings_.clear();
   catch_up(requests);
   int64_t deepest = 0;
   for (const DraftRequest& request : requests) deepest = std::max(deepest, request.depth);
   for (int64_t depth = 1; depth < deepest; ++depth) go_on(depth);
-  for (const DraftRequest* request : open_) {
-    if (config_.tree_width > 1 && request->draft->size() > 0) continue;
+  // The likeliest path comes first.
+  for (const auto& [draft, token, parent] : siblings_) {
+    if (draft->parent.empty()) {
+      draft->parent.resize(draft->tokens.size());
+      std::iota(draft->parent.begin(), draft->parent.end(), -1);
+    }
+    draft->tokens.push_back(token);
+    draft->parent.push_back(parent);
   }
 }
 
@@ -108,7 +116,14 @@ void HeadDrafter::extend(int64_t row, const DraftRequest& request) {
     draft.probability.push_back(std::move(q));
     return;
   }
-  draft.tokens.push_back(sample(logits, {}, {}, {}, 0).id);
+  // A tree: beside every token of the path, the next likeliest ones.
+  const SamplingParams likeliest{.logprobs = static_cast<int32_t>(config_.tree_width)};
+  const SampledToken token = sample(logits, likeliest, {}, {}, 0);
+  const auto parent = static_cast<int32_t>(draft.size()) - 1;
+  for (const auto& [id, logprob] : token.top_logprobs) {
+    if (id != token.id && config_.tree_width > 1) siblings_.emplace_back(&draft, id, parent);
+  }
+  draft.tokens.push_back(token.id);
 }
 
 }  // namespace replayssm

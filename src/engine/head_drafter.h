@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <tuple>
 
 #include "engine/draft.h"
 #include "engine/pass_builder.h"
@@ -32,6 +33,7 @@ class HeadDrafter final : public Drafter {
   std::function<StateView()> state_;
   PassBuilder pass_;
   std::vector<const DraftRequest*> open_;  // whose drafts grow; the last pass's logits in order
+  std::vector<std::tuple<Draft*, int32_t, int32_t>> siblings_;  // of drafts: token, parent
   std::vector<float> logits_;
   std::vector<int32_t> tokens_;
 };

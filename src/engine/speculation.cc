@@ -143,6 +143,7 @@ void Speculation::count(const Sequence& sequence, int64_t kept) {
 }
 
 void Speculation::time_pass(int64_t sequences, int64_t rows, double seconds) {
+  stats_.verify_seconds += seconds;
   depths_.time_pass(sequences, rows, seconds);
 }
 
