@@ -53,7 +53,7 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
   // Less state a head, or more work for each, leave less time for it.
   const bool short_of_time = step.types.read != DType::kFloat32 || step.ring.max_window > 1 ||
                              shape.family != Family::kMamba2;
-  const int64_t most_rows = short_of_time ? 320 : 160;
+  const int64_t most_rows = dtype_bytes(step.types.read) == 1 ? 512 : short_of_time ? 320 : 160;
   while (config.slices == 1 && group % (2 * config.heads) == 0 &&
          shape.head_dim * 2 * config.heads <= most_rows) {
     LaunchConfig next = config;
