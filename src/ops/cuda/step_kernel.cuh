@@ -187,8 +187,6 @@ class BlockStep {
     const Weights<Context> weights(context_);
     rows.form_decays(0, b_.replayed);
     products.key_factors(0, b_.replayed);
-    context_.template for_tokens<kTogether>(
-        [&](int head, int i) { weights.form_solve_terms(head, i); });
     products.multiply_rows(launch_.early ? early_products() : 0, b_.rows, true);
     __syncthreads();
     context_.template for_tokens<kTogether>([&](int head, int i) { weights.solve(head, i); });

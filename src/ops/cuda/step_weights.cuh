@@ -9,7 +9,9 @@ namespace replayssm::cuda {
 template <class Context>
 class Weights {
  public:
-  static constexpr int kTogether = Context::kManyTokens ? 3 : 1;
+  static constexpr int kTogether = !Context::kManyTokens                 ? 1
+                                   : Context::kFamily == Family::kMamba2 ? 5
+                                                                         : 3;
 
   __device__ explicit Weights(const Context& context) : c_(context) {}
 
@@ -53,14 +55,14 @@ class Weights {
     const float strength = exists ? c_.shared.strengths(head)[j] : 0.0f;
     const float log_decay = exists ? c_.shared.log_decays(head)[j] : 0.0f;
     bool on[kTogether];
-    float write[kTogether], rest[kTogether], each[kTogether], step[kTogether];
+    float scale[kTogether], write[kTogether], rest[kTogether], each[kTogether], step[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int token = c_.together(i, u);
       on[u] = c_.on_path(c_.path(token), j);
+      scale[u] = query_scale(token);
       write[u] = on[u] ? strength * factor : 0.0f;
-      rest[u] =
-          on[u] ? solve_terms(head, token)[kScale] * c_.shared.query_products(token)[j] : 0.0f;
+      rest[u] = on[u] ? scale[u] * c_.shared.query_products(token)[j] : 0.0f;
       each[u] = write[u] * factor;
       step[u] = each[u] * rest[u];
     }
@@ -77,30 +79,21 @@ class Weights {
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int token = c_.together(i, u);
-      const float* const terms = solve_terms(head, token);
+      float carried = 0;
+      const float decay = expf(newer(head, c_.path(token), j, on[u] ? log_decay : 0.0f, carried));
       if (j < round_up(rows, 16))
-        c_.store_weight(head, token, j, on[u] ? write[u] * terms[j] * rest[u] : 0.0f, skip);
-      store_steps(head, token, -step[u], terms[kScale]);
+        c_.store_weight(head, token, j, on[u] ? write[u] * decay * rest[u] : 0.0f, skip);
+      store_steps(head, token, -step[u], scale[u]);
+      if (j == 0) c_.shared.output_scale(head, token) = expf(carried);
     }
   }
-  // What needs no products of it, for tokens from i on: a barrier before `solve`.
-  __device__ void form_solve_terms(int head, int i) const {
-    const int j = c_.lane();
-    const float log_decay = j < c_.b.rows ? c_.shared.log_decays(head)[j] : 0.0f;
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      const int token = c_.together(i, u);
-      const uint32_t path = c_.path(token);
-      float carried = 0;
-      const float newer_rows =
-          newer(head, path, j, c_.on_path(path, j) ? log_decay : 0.0f, carried);
-      float* const terms = solve_terms(head, token);
-      terms[j] = expf(newer_rows);
-      const float scale = query_scale(token);
-      if (j > 0) continue;
-      terms[kScale] = scale;
-      c_.shared.output_scale(head, token) = expf(carried);
-    }
+
+  // What makes query i one of length K^-1/2.
+  __device__ float query_scale(int i) const {
+    constexpr int kElems = Context::Shared::kPerLane * kRowLanes / 32;
+    float q[kElems];
+    load_elements<Bf16, kElems>(c_.shared.query(i) + c_.lane() * kElems, q);
+    return 1.0f / (sqrtf(warp_sum(dot<2>(q, q)) + kL2NormEps) * sqrtf(kElems * 32));
   }
 
   // The delta rule's, and Mamba-2's, of rows that the tensor cores fold: a warp per head, a lane
@@ -133,22 +126,11 @@ class Weights {
   }
 
  private:
-  // Where the decay of what is newer lies, by rows, and behind them the scale of the query: in the
-  // memory of the target, which does not exist yet.
-  static constexpr int kScale = kMostGramRows;
-  __device__ float* solve_terms(int head, int i) const { return c_.shared.target(head, i); }
-
-  // What makes query i one of length K^-1/2.
-  __device__ float query_scale(int i) const {
-    constexpr int kElems = Context::Shared::kPerLane * kRowLanes / 32;
-    float q[kElems];
-    load_elements<Bf16, kElems>(c_.shared.query(i) + c_.lane() * kElems, q);
-    return 1.0f / (sqrtf(warp_sum(dot<2>(q, q)) + kL2NormEps) * sqrtf(kElems * 32));
-  }
-
   // The log decay of what is newer than row j on a path, of rows that lanes hold, newest first.
-  // carried: of all rows before these; grows by them.
+  // carried: of all rows before these; grows by them. Where products are not those of the path
+  // alone to the bit, nor need sums be.
   __device__ float newer(int head, uint32_t path, int j, float log_decay, float& carried) const {
+    if (Context::kOperands && c_.b.rows <= 32) return sum_above(log_decay, carried);
     float all = 0;
     const float in_window = c_.newer_in_window(head, path, j, all);
     if (j / 32 == (c_.b.rows - 1) / 32) carried = all;  // the first rows
