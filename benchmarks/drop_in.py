@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Times the package's drop-in functions on a GPU, beside the published ones where vLLM has them.
 
-    python benchmarks/drop_in.py [--batch-sizes 1,8,32] [--only mamba2]
+    python benchmarks/drop_in.py [--batch-sizes 1,8,32] [--only mamba2] [--times 0]
 
-Microseconds per layer and step: CUDA graphs over whole flush cycles with staggered rows, as many
-layers as leave nothing in the L2 cache, both implementations in turn, medians.
+Three tables, published -> ours. How far outputs, states and caches of both lie apart after the same
+steps on the same tensors, as relative L2. Microseconds of the host per call at batch 1. Microseconds
+per layer and step: CUDA graphs over whole flush cycles with staggered rows, as many layers as leave
+nothing in the L2 cache, both implementations in turn, medians.
 """
 
 import argparse
 import importlib
 import statistics
+import time
 
 import torch
 
@@ -81,6 +84,7 @@ class Mamba2Single(Single):
             }
             for _ in range(layers)
         ]
+        self.out = normal(batch, heads, dim)
         tied = lambda x, *sizes: x.reshape(-1, *([1] * len(sizes))).expand(-1, *sizes)
         self.tokens = (
             normal(batch, heads, dim),
@@ -95,7 +99,7 @@ class Mamba2Single(Single):
             "dt_softplus": True,
             "max_cache_len": length,
             "state_batch_indices": self.slot,
-            "out": normal(batch, heads, dim),
+            "out": self.out,
             "bc_pre": torch.zeros(batch, groups, length, device="cuda"),
         }
 
@@ -158,13 +162,14 @@ class Mamba2Window(Window):
             for _ in range(layers)
         ]
         self.inputs = normal(tokens, inner + 2 * groups * n), normal(tokens, heads)
+        self.out = normal(tokens, heads, dim)
         self.a = (-torch.rand(heads, device="cuda"))[:, None, None].expand(-1, dim, n)
         self.sizes = self.threshold, self.tokens, inner, groups, n
         per_head = lambda: normal(heads, dtype=F32)[:, None].expand(-1, dim)
         self.options = {
             "D": per_head(),
             "dt_bias": per_head(),
-            "out": normal(tokens, heads, dim),
+            "out": self.out,
             "bc_pre": normal(batch, groups, self.ring, 1 << (self.tokens - 1).bit_length()),
         }
 
@@ -192,6 +197,48 @@ class GatedDeltaWindow(Window):
             *self.inputs, self.states[layer], *self.caches[layer], self.out, self.starts, self.slot,
             *self.cursors[step], self.threshold, self.tokens,
         )  # fmt: skip
+
+
+def memory(case):
+    """What the functions write, of one layer."""
+    caches = case.caches[0]
+    caches = caches.values() if isinstance(caches, dict) else caches
+    return [case.states[0], *caches]
+
+
+def results(case, function):
+    """All outputs of a cycle, then what is left in memory; memory is as before."""
+    before = [x.clone() for x in memory(case)]
+    outputs = []
+    for step in range(case.steps):
+        case.run(function, 0, step)
+        outputs.append(case.out.clone())
+    after = [x.clone() for x in memory(case)]
+    for x, old in zip(memory(case), before, strict=True):
+        x.copy_(old)
+    return [torch.stack(outputs), *after]
+
+
+def distances(kind, batch, *geometry):
+    case = kind(batch, 1, *geometry)
+    pairs = zip(results(case, kind.theirs), results(case, kind.ours), strict=True)
+    return [float((x.float() - y.float()).norm() / x.float().norm()) for x, y in pairs]
+
+
+def host_microseconds(kind, *geometry, calls=200, repeats=7):
+    case = kind(1, 1, *geometry)
+    functions = [f for f in (kind.theirs, kind.ours) if f is not None]
+    times = []
+    for _ in range(repeats):
+        row = []
+        for function in functions:
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                case.run(function, 0, 0)
+            row.append((time.perf_counter() - begin) / calls * 1e6)
+        times.append(row)
+    return [statistics.median(column) for column in zip(*times[1:], strict=True)]
 
 
 def captured(case, function, layers):
@@ -239,19 +286,30 @@ CASES = {
 }
 
 
+def arrows(numbers, form):
+    return " -> ".join(form.format(x) for x in numbers)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-sizes", default="1,8,32,128,256,512")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--times", type=int, default=6, help="repeats of a timing; 0: none")
     options = parser.parse_args()
+    batches = [int(x) for x in options.batch_sizes.split(",")]
     for name, (kind, *geometry) in CASES.items():
         if options.only not in name:
             continue
         cells = []
-        for batch in map(int, options.batch_sizes.split(",")):
-            times = measure(kind, batch, *geometry)
-            cells.append(f"{batch}: " + " -> ".join(f"{us:.1f}" for us in times))
-            torch.cuda.empty_cache()
+        if kind.theirs is not None:
+            apart = [distances(kind, batch, *geometry) for batch in batches]
+            cells.append("apart " + " ".join(f"{max(x):.0e}" for x in zip(*apart, strict=True)))
+        if options.times > 0:
+            cells.append("host " + arrows(host_microseconds(kind, *geometry), "{:.0f}"))
+            for batch in batches:
+                times = measure(kind, batch, *geometry, repeats=options.times)
+                cells.append(f"{batch}: " + arrows(times, "{:.1f}"))
+                torch.cuda.empty_cache()
         print(f"{name:42s} " + " | ".join(cells), flush=True)
 
 

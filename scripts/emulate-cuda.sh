@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of the CUDA decode step on the CPU, under the address sanitizer: kernels as they are,
+# Runs the tests of the CUDA decode steps on the CPU, under the address sanitizer: kernels as they are,
 # tensor cores and warps emulated. Needs the CUDA toolkit, no device. Takes minutes to build and
 # longer to run: name the tests that matter, as GoogleTest filters them.
 set -euo pipefail
@@ -9,7 +9,9 @@ cd "$repository"
 readonly filter=${1:-'*CudaWindow.EveryRoute*:*CudaStep.EveryRoute*'}
 
 configure cuda
-cmake --build --preset cuda --target cuda_emulation_test
-cases=$(build/cuda/cuda_emulation_test --gtest_list_tests --gtest_filter="$filter:-*Graph*" |
-  awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }')
-xargs -P "$(nproc)" -I{} build/cuda/cuda_emulation_test --gtest_brief=1 --gtest_filter={} <<<"$cases"
+for program in cuda_emulation_test cuda_paged_emulation_test; do
+  cmake --build --preset cuda --target "$program"
+  cases=$("build/cuda/$program" --gtest_list_tests --gtest_filter="$filter:-*Graph*" |
+    awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }')
+  xargs -r -P "$(nproc)" -I{} "build/cuda/$program" --gtest_brief=1 --gtest_filter={} <<<"$cases"
+done

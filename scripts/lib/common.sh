@@ -7,7 +7,7 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build_packages=(
   g++ cmake ninja-build ccache pkg-config python3
   libdnnl-dev libhwy-dev libpcre2-dev libutf8proc-dev
-  nlohmann-json3-dev libcli11-dev libspdlog-dev
+  nlohmann-json3-dev libcli11-dev libspdlog-dev libboost1.81-dev prometheus-cpp-dev
   libgtest-dev libgmock-dev
 )
 # What the tests need besides: the reference tokenizer and templates come from PyPI.

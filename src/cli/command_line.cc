@@ -14,14 +14,13 @@
 #include "cli/flags.h"
 #include "cli/generate.h"
 #include "cli/logits.h"
+#include "cli/serve_flags.h"
 #include "cli/sweep_flags.h"
 #include "core/check.h"
 #include "replayssm/ops.h"
 
 namespace replayssm::cli {
 namespace {
-
-using Command = std::function<void()>;
 
 void add_sampling(CLI::App& app, SamplingParams& sampling) {
   const auto add = [&](const char* flag, double& value, const char* help) {
@@ -240,11 +239,13 @@ std::function<void()> parse_command_line(int argc, const char* const* argv) {
   app.set_version_flag("--version", "replayssm " REPLAYSSM_VERSION);
   app.require_subcommand(1);
   add_generate(app, command);
+  add_serve(app, command);
   add_logits(app, command);
   CLI::App& bench = *app.add_subcommand("bench", "Measure speed and accuracy");
   bench.require_subcommand(1);
   add_bench_decode(bench, command);
   add_bench_op(bench, command);
+  add_bench_serve(bench, command);
   add_bench_accuracy(bench, command);
   try {
     app.parse(argc, argv);

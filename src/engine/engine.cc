@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "engine/memory_plan.h"
 #include "engine/scheduler.h"
+#include "replay/cursor.h"
 
 namespace replayssm {
 namespace {
@@ -72,6 +73,7 @@ EngineOptions checked(EngineOptions options, const ModelConfig& config) {
     fail("max_num_batched_tokens: expected at least max_num_seqs = ", options.max_num_seqs,
          ", got ", options.max_num_batched_tokens);
   }
+  if (options.swap_bytes < 0) fail("swap_bytes: expected at least 0, got ", options.swap_bytes);
   if (options.read_dtype) check_read_copy(*options.read_dtype, options.state_dtype, options.route);
   options.max_model_len = model_limit(config, options);
   options.ring.conv_kernel = static_cast<int32_t>(config.conv_kernel);
@@ -90,7 +92,7 @@ MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
 // Whether the token depends on nothing but the logits and a draw, and nothing else is asked for.
 bool is_plain(const SamplingParams& sampling) {
   return sampling.repetition_penalty == 1 && sampling.presence_penalty == 0 &&
-         sampling.frequency_penalty == 0 && sampling.logprobs < 0;
+         sampling.frequency_penalty == 0 && sampling.logit_bias.empty() && sampling.logprobs < 0;
 }
 
 TokenDraw draw_of(const Sequence& sequence) {
@@ -115,8 +117,13 @@ struct Engine::Impl {
         slots(used_model.config(), options.ring, options.state_dtype, used_model.activation_dtype(),
               static_cast<int32_t>(options.max_num_seqs), options.read_dtype, used_model.memory()),
         kv(used_model.config(), used_model.activation_dtype(), plan.kv_blocks, used_model.memory()),
-        scheduler({options.max_num_seqs, options.max_num_batched_tokens}, slots,
-                  paged ? &kv : nullptr),
+        prefixes(options.prefix_cache_bytes == 0
+                     ? nullptr
+                     : std::make_unique<PrefixCache>(slots, paged ? &kv : nullptr,
+                                                     options.prefix_cache_bytes,
+                                                     options.prefix_interval, model.memory())),
+        scheduler({options.max_num_seqs, options.max_num_batched_tokens, options.swap_bytes}, slots,
+                  paged ? &kv : nullptr, prefixes.get()),
         logits(options.max_num_seqs * used_model.config().vocab_size),
         tokens(options.max_num_seqs) {
     model.prepare(state(), options.max_num_seqs);
@@ -148,6 +155,7 @@ struct Engine::Impl {
   MemoryPlan plan;
   SlotPool slots;
   KvPool kv;
+  std::unique_ptr<PrefixCache> prefixes;
   Scheduler scheduler;
   BatchArrays arrays;
   Array<float> logits;          // [max_num_seqs, vocab]
@@ -214,6 +222,14 @@ void Engine::Impl::count(const Schedule& schedule) {
     (i < schedule.decodes ? stats.decode_tokens : stats.prefill_tokens) += tokens;
     sequence->computed += tokens;
     sequence->prefilling = sequence->computed < sequence->size();
+    if (i < schedule.decodes) {
+      begin_step(sequence->cursor, tokens, options.ring);
+      stats.folds += sequence->cursor.fold_count > 0;
+      commit_step(sequence->cursor, tokens, options.route);
+    } else {
+      commit_prefill(sequence->cursor, tokens, options.ring);
+      scheduler.prefilled(*sequence);
+    }
   }
   ++stats.steps;
 }
@@ -267,9 +283,9 @@ std::vector<RequestOutput> Engine::Impl::step() {
     outputs.push_back(finish_token(sequence.id, std::move(token),
                                    sequence.size() - sequence.prompt_len, sequence.rule,
                                    sequence.text ? &*sequence.text : nullptr));
+    outputs.back().cached_tokens = sequence.cached;
     if (outputs.back().finish != FinishReason::kNone) scheduler.remove(sequence.id);
   }
-  stats.preemptions = scheduler.preemptions();
   return outputs;
 }
 
@@ -282,6 +298,7 @@ int64_t Engine::add(Request request) {
   impl_->check(request);
   auto sequence = std::make_unique<Sequence>();
   sequence->id = impl_->next_id++;
+  sequence->priority = request.priority;
   sequence->sampling = request.sampling;
   sequence->prompt_len = static_cast<int64_t>(request.prompt.size());
   const int64_t room = impl_->options.max_model_len - sequence->prompt_len;
@@ -300,9 +317,44 @@ int64_t Engine::add(Request request) {
 
 void Engine::cancel(int64_t request) { impl_->scheduler.remove(request); }
 bool Engine::idle() const { return impl_->scheduler.idle(); }
+bool Engine::contains(int64_t request) const { return impl_->scheduler.find(request) != nullptr; }
+void Engine::check(const Request& request) const { impl_->check(request); }
 std::vector<RequestOutput> Engine::step() { return impl_->step(); }
+Route Engine::route() const { return impl_->options.route; }
+int64_t Engine::running() const { return std::ssize(impl_->scheduler.running()); }
+int64_t Engine::waiting() const { return impl_->scheduler.waiting(); }
+
+void Engine::set_route(Route route) {
+  if (route == impl_->options.route) return;
+  if (impl_->options.read_dtype)
+    check_read_copy(*impl_->options.read_dtype, impl_->options.state_dtype, route);
+  impl_->scheduler.restart();
+  impl_->options.route = route;
+}
+
+std::vector<RunningRequest> Engine::running_requests() const {
+  std::vector<RunningRequest> requests;
+  for (const auto& sequence : impl_->scheduler.running()) {
+    requests.push_back({.id = sequence->id,
+                        .prompt_tokens = sequence->prompt_len,
+                        .tokens = sequence->size(),
+                        .computed = sequence->computed,
+                        .prefilling = sequence->prefilling,
+                        .slot = sequence->slot,
+                        .cursor = sequence->cursor});
+  }
+  return requests;
+}
 int64_t Engine::max_model_len() const { return impl_->options.max_model_len; }
-const EngineStats& Engine::stats() const { return impl_->stats; }
+EngineStats Engine::stats() const {
+  EngineStats stats = impl_->stats;
+  const SchedulerStats& scheduler = impl_->scheduler.stats();
+  stats.preemptions = scheduler.preemptions;
+  stats.swaps = scheduler.swaps;
+  stats.cached_tokens = scheduler.cached_tokens;
+  if (impl_->prefixes) stats.prefixes = impl_->prefixes->stats();
+  return stats;
+}
 const SlotPool& Engine::slots() const { return impl_->slots; }
 const KvPool& Engine::kv() const { return impl_->kv; }
 const MemoryPlan& Engine::memory_plan() const { return impl_->plan; }

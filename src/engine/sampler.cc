@@ -42,13 +42,13 @@ std::vector<Candidate> all_candidates(std::span<const float> logits) {
   return candidates;
 }
 
-bool has_penalties(const SamplingParams& params) {
-  return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
-         params.frequency_penalty != 0;
+bool changes_logits(const SamplingParams& params) {
+  return !params.logit_bias.empty() || params.repetition_penalty != 1 ||
+         params.presence_penalty != 0 || params.frequency_penalty != 0;
 }
 
-void apply_penalties(const SamplingParams& params, std::span<const int32_t> prompt,
-                     std::span<const int32_t> output, std::vector<Candidate>& candidates) {
+void change_logits(const SamplingParams& params, std::span<const int32_t> prompt,
+                   std::span<const int32_t> output, std::vector<Candidate>& candidates) {
   std::unordered_map<int32_t, int64_t> output_count;  // 0 for tokens of the prompt alone
   for (const int32_t id : prompt) output_count.try_emplace(id, 0);
   for (const int32_t id : output) ++output_count[id];
@@ -58,6 +58,9 @@ void apply_penalties(const SamplingParams& params, std::span<const int32_t> prom
     logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
     logit -= params.frequency_penalty * static_cast<double>(count);
     if (count > 0) logit -= params.presence_penalty;
+  }
+  for (const auto& [id, bias] : params.logit_bias) {
+    if (id >= 0 && static_cast<size_t>(id) < candidates.size()) candidates[id].value += bias;
   }
 }
 
@@ -116,10 +119,10 @@ int32_t draw(const std::vector<Candidate>& candidates, double random) {
 int32_t choose(std::span<const float> logits, const SamplingParams& params,
                std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position) {
   const int32_t likeliest = argmax(logits);
-  if (params.temperature == 0 && !has_penalties(params)) return likeliest;
+  if (params.temperature == 0 && !changes_logits(params)) return likeliest;
 
   std::vector<Candidate> candidates = all_candidates(logits);
-  if (has_penalties(params)) apply_penalties(params, prompt, output, candidates);
+  if (changes_logits(params)) change_logits(params, prompt, output, candidates);
   if (params.temperature == 0) {
     return std::min_element(candidates.begin(), candidates.end(), before)->id;
   }
@@ -153,6 +156,9 @@ void validate(const SamplingParams& params) {
               params.presence_penalty);
   check_range("frequency_penalty", in(params.frequency_penalty, -2, 2), "-2 to 2",
               params.frequency_penalty);
+  for (const auto& [id, bias] : params.logit_bias) {
+    check_range("logit_bias", in(bias, -100, 100), "-100 to 100", bias);
+  }
   check_range("logprobs", params.logprobs >= -1, "at least 0, or -1 for none", params.logprobs);
 }
 

@@ -17,6 +17,7 @@ struct SamplingParams {
   double presence_penalty = 0;    // over the output
   double frequency_penalty = 0;   // over the output
   uint64_t seed = 0;
+  std::vector<std::pair<int32_t, float>> logit_bias{};  // added to the logits of these tokens
   int32_t logprobs = -1;  // -1 = none, n = the sampled token and the n likeliest
 };
 
@@ -34,9 +35,10 @@ struct SampledToken {
 // the penalties look at. Ties go to the lower id. A row without a finite maximum, or with a NaN, is
 // an Error.
 //
-// In this order: penalties change the logits; temperature divides them; top-k keeps the k largest;
-// top-p the smallest set of the likeliest whose probability, among those left, reaches top_p; min-p
-// those at least min_p times as likely as the likeliest. One token is drawn from the rest.
+// In this order: penalties and biases change the logits; temperature divides them; top-k keeps the
+// k largest; top-p the smallest set of the likeliest whose probability, among those left, reaches
+// top_p; min-p those at least min_p times as likely as the likeliest. One token is drawn from the
+// rest.
 SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
                     int64_t position);

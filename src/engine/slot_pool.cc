@@ -75,12 +75,12 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
   recurrent_.resize(layers);
   conv_inputs_.resize(layers);
   // Sets `member(layer)` to that layer's part.
-  const auto array = [&]<class Member>(int64_t slot_bytes, Member member) {
+  const auto array = [&]<class Member>(int64_t slot_bytes, Member member, bool is_ring = false) {
     if (slot_bytes == 0) return;
     constexpr int64_t kAlignment = 256;
     const int64_t stride = (slots * slot_bytes + kAlignment - 1) / kAlignment * kAlignment;
     const LayerMemory& part =
-        arrays_.emplace_back(Buffer(layers * stride, memory), slot_bytes, stride);
+        arrays_.emplace_back(Buffer(layers * stride, memory), slot_bytes, stride, is_ring);
     bytes_ += layers * slots * slot_bytes;
     for (int64_t layer = 0; layer < layers; ++layer) {
       auto& pointer = member(layer);
@@ -89,11 +89,11 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
     }
   };
   array(bytes.checkpoint, [&](int64_t i) -> auto& { return recurrent_[i].checkpoint; });
-  array(bytes.ring_v, [&](int64_t i) -> auto& { return recurrent_[i].ring_v; });
-  array(bytes.ring_k, [&](int64_t i) -> auto& { return recurrent_[i].ring_k; });
-  array(bytes.ring_b, [&](int64_t i) -> auto& { return recurrent_[i].ring_b; });
-  array(bytes.ring_g, [&](int64_t i) -> auto& { return recurrent_[i].ring_g; });
-  array(bytes.ring_gate, [&](int64_t i) -> auto& { return recurrent_[i].ring_gate; });
+  array(bytes.ring_v, [&](int64_t i) -> auto& { return recurrent_[i].ring_v; }, true);
+  array(bytes.ring_k, [&](int64_t i) -> auto& { return recurrent_[i].ring_k; }, true);
+  array(bytes.ring_b, [&](int64_t i) -> auto& { return recurrent_[i].ring_b; }, true);
+  array(bytes.ring_g, [&](int64_t i) -> auto& { return recurrent_[i].ring_g; }, true);
+  array(bytes.ring_gate, [&](int64_t i) -> auto& { return recurrent_[i].ring_gate; }, true);
   array(bytes.read_copy, [&](int64_t i) -> auto& { return recurrent_[i].read_copy.data; });
   array(bytes.read_scale, [&](int64_t i) -> auto& { return recurrent_[i].read_copy.scale; });
   array(bytes.conv, [&](int64_t i) -> auto& { return conv_inputs_[i]; });
@@ -131,6 +131,57 @@ void SlotPool::release(int32_t slot) {
   REPLAYSSM_CHECK(slot >= 0 && slot < slots() && taken_[slot], "slot=", slot);
   taken_[slot] = false;
   free_.push_back(slot);
+}
+
+int64_t SlotPool::snapshot_bytes() const {
+  int64_t bytes = 0;
+  for (const LayerMemory& part : arrays_) {
+    if (!part.ring) bytes += part.slot_bytes * std::ssize(recurrent_);
+  }
+  return bytes;
+}
+
+void SlotPool::save_snapshot(int32_t slot, std::byte* to) {
+  for (const LayerMemory& part : arrays_) {
+    if (part.ring) continue;
+    memory_.copy(to, part.slot_bytes, part.memory.as() + slot * part.slot_bytes, part.layer_stride,
+                 part.slot_bytes, std::ssize(recurrent_));
+    to += part.slot_bytes * std::ssize(recurrent_);
+  }
+}
+
+void SlotPool::load_snapshot(int32_t slot, const std::byte* from, int64_t tokens) {
+  for (const LayerMemory& part : arrays_) {
+    if (part.ring) continue;
+    memory_.copy(part.memory.as() + slot * part.slot_bytes, part.layer_stride, from,
+                 part.slot_bytes, part.slot_bytes, std::ssize(recurrent_));
+    from += part.slot_bytes * std::ssize(recurrent_);
+  }
+  Cursor cursor = reset_cursor(ring_);
+  commit_prefill(cursor, tokens, ring_);
+  set_cursor(slot, cursor);
+}
+
+void SlotPool::read_slot(int32_t slot, std::byte* host) const {
+  for (const LayerMemory& part : arrays_) {
+    for (int64_t layer = 0; layer < std::ssize(recurrent_); ++layer) {
+      memory_.read(host, part.memory.as() + layer * part.layer_stride + slot * part.slot_bytes,
+                   part.slot_bytes);
+      host += part.slot_bytes;
+    }
+  }
+  memory_.read(host, cursors_.data() + slot, sizeof(Cursor));
+}
+
+void SlotPool::write_slot(int32_t slot, const std::byte* host) {
+  for (const LayerMemory& part : arrays_) {
+    for (int64_t layer = 0; layer < std::ssize(recurrent_); ++layer) {
+      memory_.write(part.memory.as() + layer * part.layer_stride + slot * part.slot_bytes, host,
+                    part.slot_bytes);
+      host += part.slot_bytes;
+    }
+  }
+  memory_.write(cursors_.data() + slot, host, sizeof(Cursor));
 }
 
 }  // namespace replayssm

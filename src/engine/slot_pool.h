@@ -2,6 +2,7 @@
 // slot.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -40,11 +41,23 @@ class SlotPool {
   int32_t acquire();
   void release(int32_t slot);
 
+  // Snapshots: what is left of a slot whose ring is empty, in the pool's memory.
+  int64_t snapshot_bytes() const;
+  void save_snapshot(int32_t slot, std::byte* to);
+  // Into a slot just acquired, which then stands behind a prefill of `tokens` tokens.
+  void load_snapshot(int32_t slot, const std::byte* from, int64_t tokens);
+
+  // All of a slot, on the host.
+  int64_t slot_bytes() const { return bytes_ / slots() + static_cast<int64_t>(sizeof(Cursor)); }
+  void read_slot(int32_t slot, std::byte* host) const;
+  void write_slot(int32_t slot, const std::byte* host);
+
  private:
   // One of the layers' arrays, all layers one behind another.
   struct LayerMemory {
     Buffer memory;
     int64_t slot_bytes = 0, layer_stride = 0;
+    bool ring = false;
   };
 
   RingConfig ring_;

@@ -90,9 +90,11 @@ void check_batch(const Batch& batch, const StateView& state, const ModelConfig& 
   REPLAYSSM_CHECK(static_cast<int64_t>(slots.size()) == sequences, "a slot twice");
   const auto layers = static_cast<size_t>(config.count(Mixer::kMamba2));
   REPLAYSSM_CHECK(state.recurrent.size() == layers && state.conv_inputs.size() == layers, "layers");
-  std::set<int32_t> blocks;
-  for (const int32_t block : batch.block_table) {
-    REPLAYSSM_CHECK(block < 0 || blocks.insert(block).second, "block ", block, " twice");
+  std::set<std::pair<int64_t, int32_t>> blocks;  // sequences may share their prompts' blocks
+  for (size_t i = 0; i < batch.block_table.size(); ++i) {
+    const int32_t block = batch.block_table[i];
+    const auto sequence = static_cast<int64_t>(i) / batch.block_table_stride;
+    REPLAYSSM_CHECK(block < 0 || blocks.emplace(sequence, block).second, "block ", block, " twice");
   }
 }
 

@@ -39,6 +39,15 @@ void CpuBackend::add_norm(const AddNormParams& p) {
     cpu::rms_norm(hidden, p.weight, p.rows, p.dim, p.eps, p.y_wide, DType::kFloat32, pool_);
 }
 
+void CpuBackend::gated_product(const GatedProductParams& p) {
+  start_stage();
+  p.up->apply(p.x, p.up->in_features(), p.rows, p.product, p.up->out_features());
+  end_stage(Stage::kMatmul);
+  start_stage();
+  mlp_gate(p.gate, p.product, p.scale, p.rows, p.dim, p.y);
+  end_stage(Stage::kOther);
+}
+
 void CpuBackend::mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim,
                           void* y) {
   if (gate == MlpGate::kReluSquared) return cpu::relu_squared(up, rows, dim, y, dtype_, pool_);

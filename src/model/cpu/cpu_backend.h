@@ -28,7 +28,7 @@ class CpuBackend final : public Backend {
   }
   void add_norm(const AddNormParams& params) override;
   void gated_norm(const GatedNormParams& params) override { cpu::gated_rms_norm(params, pool_); }
-  void mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim, void* y) override;
+  void gated_product(const GatedProductParams& params) override;
   void scale_columns(float* x, const float* scale, int64_t rows, int64_t dim) override {
     cpu::scale_columns(x, dim, scale, rows, dim, pool_);
   }
@@ -53,6 +53,8 @@ class CpuBackend final : public Backend {
   void end_stage(Stage stage) override;
 
  private:
+  // up: [rows, 2 * dim] gate first, the gate scaled; or [rows, dim].
+  void mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim, void* y);
   void* workspace(const RecurrentStepParams& params);
   void round_emulated(const RecurrentStepParams& params, bool prefill);
 

@@ -6,12 +6,18 @@
 #include "ops/cuda/dense.h"
 #include "ops/cuda/experts.h"
 #include "ops/cuda/gates.h"
+#include "ops/cuda/layer.h"
 #include "ops/cuda/norms.h"
 #include "ops/cuda/recurrent.h"
 #include "ops/cuda/recurrent_prefill.h"
+#include "ops/cuda/vector_width.h"
 
 namespace replayssm {
 namespace {
+
+// At more sequences than these the launches that fusion saves cost less than what it adds to every
+// block.
+constexpr int64_t kMostFused = 64;
 
 cuda::InRows in(const float* data, int64_t stride) { return {data, stride, DType::kFloat32}; }
 cuda::OutRows out(float* data, int64_t stride) { return {data, stride, DType::kFloat32}; }
@@ -182,6 +188,22 @@ void CudaBackend::conv(const ConvParams& params) {
 
 void CudaBackend::recurrent_step(const RecurrentStepParams& params) {
   cuda::recurrent_step(params, device_, stream_.get());
+}
+
+bool CudaBackend::fuses(const LayerStepParams& p) const {
+  const auto aligned = [](const void* rows, int64_t stride) {
+    return cuda::rows_aligned(rows, stride * dtype_bytes(DType::kFloat32));
+  };
+  return p.batch.sequences > 0 && p.batch.sequences <= kMostFused &&
+         aligned(p.conv.x, p.conv.x_stride) && aligned(p.norm.z, p.norm.z_stride);
+}
+
+// All sizes together, so that captured passes outlive the first larger one.
+void CudaBackend::layer_step(const LayerStepParams& params) {
+  LayerStepParams largest = params;
+  largest.tokens = std::max(params.tokens, kMostFused * params.batch.ring.max_window);
+  void* workspace = step_.get(cuda::layer_workspace_bytes(largest));
+  cuda::layer_step(params, workspace, device_, stream_.get());
 }
 
 void CudaBackend::recurrent_prefill(const RecurrentPrefillParams& params) {

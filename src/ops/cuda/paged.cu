@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/cuda/check_cuda.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/paged_instances.h"
 #include "ops/cuda/vector_width.h"
 
@@ -12,6 +12,7 @@ namespace {
 constexpr int kThreads = 128;
 
 __global__ void commit_kernel(PagedCursors cursors, PagedIntegers accepted) {
+  wait_for_predecessor();
   const int64_t s = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (s >= cursors.sequences) return;
   const int64_t slot = integer_at(cursors.slot, s);
@@ -20,6 +21,7 @@ __global__ void commit_kernel(PagedCursors cursors, PagedIntegers accepted) {
 }
 
 __global__ void reset_kernel(PagedCursors cursors, PagedIntegers first) {
+  wait_for_predecessor();
   const int64_t s = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (s >= cursors.sequences) return;
   const int64_t slot = integer_at(cursors.slot, s);
@@ -46,7 +48,8 @@ bool is_regular(const PagedStep& p) {
     if (x->dtype != act) return false;
   return in_words(p.state, p.state_dim) && in_words(p.v, p.head_dim) &&
          in_words(p.k, p.state_dim) && in_words(p.q, p.state_dim) &&
-         in_words(p.cache_v, p.head_dim) && in_words(p.cache_k, p.state_dim);
+         in_words(p.cache_v, p.head_dim) && in_words(p.cache_k, p.state_dim) &&
+         in_words(p.out, p.head_dim);
 }
 
 template <replayssm_family kFamily>
@@ -73,14 +76,14 @@ void paged_step(const PagedStep& step, const Device& device, cudaStream_t stream
 
 void paged_commit(const PagedCursors& cursors, const PagedIntegers& accepted, cudaStream_t stream) {
   if (cursors.sequences == 0) return;
-  commit_kernel<<<blocks(cursors), kThreads, 0, stream>>>(cursors, accepted);
-  check_cuda(cudaGetLastError(), "paged_commit");
+  launch_dependent("paged_commit", commit_kernel, dim3(blocks(cursors)), kThreads, 0, stream,
+                   cursors, accepted);
 }
 
 void paged_reset(const PagedCursors& cursors, const PagedIntegers& first, cudaStream_t stream) {
   if (cursors.sequences == 0) return;
-  reset_kernel<<<blocks(cursors), kThreads, 0, stream>>>(cursors, first);
-  check_cuda(cudaGetLastError(), "paged_reset");
+  launch_dependent("paged_reset", reset_kernel, dim3(blocks(cursors)), kThreads, 0, stream, cursors,
+                   first);
 }
 
 }  // namespace replayssm::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "block.h"
+#include "ops/cuda/async_copy.cuh"
 
 namespace replayssm::cuda {
 
