@@ -76,9 +76,9 @@ class BlockStep {
   __device__ void prepare() const {
     const Fetch rows(p_, launch_, b_, shared_);
     form_targets(rows);
-    const int busy =
+    const int taken =
         context_.token_warps(kFamily == Family::kKimiDelta ? Target::kWalks : kTogether);
-    rows.append(busy < context_.warps() ? busy : 0);
+    rows.append(taken < context_.warps() ? taken : 0);
     __syncthreads();
     context_.for_heads(passes_, [&](int head, int begin, int end) {
       Mix<Context>(context_).run(head, begin * kPassRows, end * kPassRows);
