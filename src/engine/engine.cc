@@ -133,7 +133,9 @@ struct Engine::Impl {
   void forward(const Schedule& schedule);
   PassOutput output_for(const Schedule& schedule);
   void count(const Schedule& schedule);
-  SampledToken sample_row(const Sequence& sequence, int64_t row) const;
+  SampledToken sample_row(const Sequence& sequence, int64_t row);
+  std::span<const uint8_t> allowed_next(const Sequence& sequence);
+  static void constrain(const Sequence& sequence, RequestOutput& output);
   std::vector<SampledToken> sample_all(const Schedule& schedule);
   std::vector<RequestOutput> step();
 
@@ -161,7 +163,8 @@ struct Engine::Impl {
   Array<float> logits;          // [max_num_seqs, vocab]
   std::vector<int32_t> tokens;  // [max_num_seqs]
   std::vector<TokenDraw> draws;
-  bool has_tokens = false;  // the pass at hand gives tokens, no logits
+  std::vector<uint8_t> allowed;  // [vocab]
+  bool has_tokens = false;       // the pass at hand gives tokens, no logits
   EngineStats stats;
   int64_t next_id = 0;
 };
@@ -205,7 +208,7 @@ PassOutput Engine::Impl::output_for(const Schedule& schedule) {
   for (const auto& [sequence, tokens] : schedule.windows) {
     if (sequence->computed + tokens < sequence->size()) continue;
     greedy = greedy && sequence->sampling.temperature == 0;
-    has_tokens = has_tokens && is_plain(sequence->sampling);
+    has_tokens = has_tokens && is_plain(sequence->sampling) && !sequence->constraint;
     draws.push_back(draw_of(*sequence));
   }
   has_tokens = has_tokens && (greedy || model.draws_tokens());
@@ -235,14 +238,35 @@ void Engine::Impl::count(const Schedule& schedule) {
 }
 
 // The token behind a sequence, whose logits are row `row` of the pass.
-SampledToken Engine::Impl::sample_row(const Sequence& sequence, int64_t row) const {
+SampledToken Engine::Impl::sample_row(const Sequence& sequence, int64_t row) {
   if (has_tokens) {
     if (tokens[row] < 0) fail("logits: expected a largest one, got NaN or none that is finite");
     return {.id = tokens[row]};
   }
   const int64_t vocab = model.config().vocab_size;
   return sample({logits.data() + row * vocab, static_cast<size_t>(vocab)}, sequence.sampling,
-                sequence.prompt(), sequence.output(), sequence.size());
+                sequence.prompt(), sequence.output(), sequence.size(), allowed_next(sequence));
+}
+
+// By its constraint, and where that lets the output end, by the tokens that end it.
+std::span<const uint8_t> Engine::Impl::allowed_next(const Sequence& sequence) {
+  if (!sequence.constraint) return {};
+  const std::span<const uint8_t> next = sequence.constraint->allowed();
+  if (!sequence.constraint->may_end()) return next;
+  allowed.assign(model.config().vocab_size, 0);
+  std::ranges::copy(next, allowed.begin());
+  for (const int32_t id : sequence.rule.stop_ids) {
+    if (id >= 0 && id < std::ssize(allowed)) allowed[id] = 1;
+  }
+  return allowed;
+}
+
+// Follows the output; an output that is whole ends.
+void Engine::Impl::constrain(const Sequence& sequence, RequestOutput& output) {
+  if (!sequence.constraint) return;
+  if (std::ranges::count(sequence.rule.stop_ids, output.token.id) > 0) return;
+  sequence.constraint->accept(output.token.id);
+  if (sequence.constraint->complete()) output.finish = FinishReason::kStop;
 }
 
 // One token for every sequence whose tokens are all computed, in the order of the windows.
@@ -284,6 +308,7 @@ std::vector<RequestOutput> Engine::Impl::step() {
                                    sequence.size() - sequence.prompt_len, sequence.rule,
                                    sequence.text ? &*sequence.text : nullptr));
     outputs.back().cached_tokens = sequence.cached;
+    constrain(sequence, outputs.back());
     if (outputs.back().finish != FinishReason::kNone) scheduler.remove(sequence.id);
   }
   return outputs;
@@ -299,6 +324,7 @@ int64_t Engine::add(Request request) {
   auto sequence = std::make_unique<Sequence>();
   sequence->id = impl_->next_id++;
   sequence->priority = request.priority;
+  sequence->constraint = std::move(request.constraint);
   sequence->sampling = request.sampling;
   sequence->prompt_len = static_cast<int64_t>(request.prompt.size());
   const int64_t room = impl_->options.max_model_len - sequence->prompt_len;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <unordered_map>
 
 #include "core/check.h"
@@ -116,12 +117,26 @@ int32_t draw(const std::vector<Candidate>& candidates, double random) {
   return last;
 }
 
+// Takes out all other tokens.
+void forbid(std::span<const uint8_t> allowed, std::vector<Candidate>& candidates) {
+  bool any = false;
+  for (Candidate& candidate : candidates) {
+    const auto id = static_cast<size_t>(candidate.id);
+    const bool stays = id < allowed.size() && allowed[id] != 0 && std::isfinite(candidate.value);
+    if (!stays) candidate.value = -std::numeric_limits<double>::infinity();
+    any = any || stays;
+  }
+  if (!any) fail("no token may come next");
+}
+
 int32_t choose(std::span<const float> logits, const SamplingParams& params,
-               std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position) {
+               std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position,
+               std::span<const uint8_t> allowed) {
   const int32_t likeliest = argmax(logits);
-  if (params.temperature == 0 && !changes_logits(params)) return likeliest;
+  if (params.temperature == 0 && !changes_logits(params) && allowed.empty()) return likeliest;
 
   std::vector<Candidate> candidates = all_candidates(logits);
+  if (!allowed.empty()) forbid(allowed, candidates);
   if (changes_logits(params)) change_logits(params, prompt, output, candidates);
   if (params.temperature == 0) {
     return std::min_element(candidates.begin(), candidates.end(), before)->id;
@@ -171,8 +186,8 @@ double log_sum_exp(std::span<const float> logits) {
 
 SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
-                    int64_t position) {
-  SampledToken token{.id = choose(logits, params, prompt, output, position)};
+                    int64_t position, std::span<const uint8_t> allowed) {
+  SampledToken token{.id = choose(logits, params, prompt, output, position, allowed)};
   if (params.logprobs < 0) return token;
   const double normalizer = log_sum_exp(logits);
   const auto logprob = [&](int32_t id) { return static_cast<float>(logits[id] - normalizer); };
