@@ -90,6 +90,10 @@ class Page(unittest.TestCase):
     def use(self, browser, server):
         browser.command("/url", {"url": server.url + "/"})
         browser.wait("return document.getElementById('model').textContent == 'tiny-qwen3.5'")
+        browser.run("const send = window.fetch; window.fetch = (path, options) => {"
+                    "  if (path.startsWith('/v1/')) options.body = JSON.stringify("
+                    "      {...JSON.parse(options.body), ignore_eos: true, seed: 1});"
+                    "  return send(path, options); };")  # answers do not end by themselves
         browser.run("document.getElementById('tokens').value = 1500;"
                     "document.getElementById('temperature').value = 1")
         browser.type("#prompt", "class Stack:\ue007")
