@@ -13,7 +13,8 @@ build_packages=(
 # What the tests need besides: the reference tokenizer and templates come from PyPI.
 test_packages=(python3-venv)
 # What the checks of CI need besides.
-check_packages=(clang-format-19 clang-tidy-19 universal-ctags shellcheck libbenchmark-dev)
+check_packages=(clang-format-19 clang-tidy-19 universal-ctags shellcheck libbenchmark-dev
+  chromium chromium-driver)
 
 say() { printf '\n== %s\n' "$*"; }
 die() {

@@ -43,6 +43,7 @@ server::ServedModel served_model(const ServeOptions& options, const std::filesys
   model.template_variables = template_special_tokens(folder);
   if (const auto source = load_chat_template(folder)) model.chat_template.emplace(*source);
   model.vocab_size = config.vocab_size;
+  model.vocabulary = std::make_shared<server::VocabularyTrie>(tokenizer, config.vocab_size);
   return model;
 }
 

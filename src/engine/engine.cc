@@ -93,6 +93,7 @@ int64_t Engine::add(Request request) {
   auto sequence = std::make_unique<Sequence>();
   sequence->id = impl_->next_id++;
   sequence->priority = request.priority;
+  sequence->constraint = std::move(request.constraint);
   sequence->sampling = request.sampling;
   sequence->prompt_len = static_cast<int64_t>(request.prompt.size());
   const int64_t room = impl_->options.max_model_len - sequence->prompt_len;

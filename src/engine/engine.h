@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/constraint.h"
 #include "engine/kv_pool.h"
 #include "engine/prefix_cache.h"
 #include "engine/sampler.h"
@@ -50,8 +51,9 @@ struct Request {
   int64_t max_tokens = 16;
   bool ignore_eos = false;
   std::vector<int32_t> stop_ids;
-  std::vector<std::string> stop;  // the text is cut before the first of these
-  int64_t priority = 0;           // the smaller, the sooner
+  std::vector<std::string> stop;                  // the text is cut before the first of these
+  int64_t priority = 0;                           // the smaller, the sooner
+  std::shared_ptr<TokenConstraint> constraint{};  // of its own; null = any token may come
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength };

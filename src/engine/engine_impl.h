@@ -47,7 +47,9 @@ struct Engine::Impl {
   PassOutput output_for(const Schedule& schedule);
   std::span<const float> logits_row(int64_t row) const;
   SampledToken choose(const Sequence& sequence, int64_t row,
-                      const std::vector<SampledToken>& chosen) const;
+                      const std::vector<SampledToken>& chosen);
+  std::span<const uint8_t> allowed_next(const Sequence& sequence);
+  static void constrain(const Sequence& sequence, RequestOutput& output);
   std::vector<Verdict> judge_all(const Schedule& schedule);
   std::vector<RequestOutput> settle(const Schedule& schedule, std::vector<Verdict>& verdicts);
   void commit(const Schedule& schedule, const std::vector<Verdict>& verdicts);
@@ -83,7 +85,8 @@ struct Engine::Impl {
   Array<float> logits;          // [rows, vocab], grown to the most that were wanted
   std::vector<int32_t> tokens;  // [rows]
   std::vector<TokenDraw> draws;
-  bool has_tokens = false;  // it gives tokens, no logits
+  std::vector<uint8_t> allowed;  // [vocab]
+  bool has_tokens = false;       // it gives tokens, no logits
   EngineStats stats;
   int64_t next_id = 0;
 };

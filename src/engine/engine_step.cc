@@ -33,7 +33,7 @@ TokenDraw draw_of(const Sequence& sequence, int64_t ahead) {
 void Engine::Impl::fit_drafts(const Schedule& schedule) {
   for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
     Sequence& sequence = *schedule.windows[i].sequence;
-    const bool fits = i < schedule.decodes &&
+    const bool fits = i < schedule.decodes && !sequence.constraint &&
                       (!paged || kv.grow(sequence.blocks, sequence.size() + sequence.draft.size()));
     if (!fits) sequence.draft = {};
   }
@@ -73,7 +73,7 @@ PassOutput Engine::Impl::output_for(const Schedule& schedule) {
   for (const auto& [sequence, count] : schedule.windows) {
     if (sequence->computed + count < sequence->size()) continue;
     greedy = greedy && sequence->sampling.temperature == 0;
-    has_tokens = has_tokens && is_plain(sequence->sampling) &&
+    has_tokens = has_tokens && is_plain(sequence->sampling) && !sequence->constraint &&
                  !(speculation && speculation->needs_logits(*sequence));
     draws.push_back(draw_of(*sequence, 0));
     const Draft& draft = sequence->draft;
@@ -100,7 +100,7 @@ std::span<const float> Engine::Impl::logits_row(int64_t row) const {
 
 // The token behind a sequence and those chosen already, whose logits are row `row` of the pass.
 SampledToken Engine::Impl::choose(const Sequence& sequence, int64_t row,
-                                  const std::vector<SampledToken>& chosen) const {
+                                  const std::vector<SampledToken>& chosen) {
   if (has_tokens) {
     if (tokens[row] < 0) fail("logits: expected a largest one, got NaN or none that is finite");
     return {.id = tokens[row]};
@@ -108,11 +108,32 @@ SampledToken Engine::Impl::choose(const Sequence& sequence, int64_t row,
   const auto position = sequence.size() + std::ssize(chosen);
   if (chosen.empty()) {
     return sample(logits_row(row), sequence.sampling, sequence.prompt(), sequence.output(),
-                  position);
+                  position, allowed_next(sequence));
   }
   std::vector<int32_t> output(sequence.output().begin(), sequence.output().end());
   for (const SampledToken& token : chosen) output.push_back(token.id);
   return sample(logits_row(row), sequence.sampling, sequence.prompt(), output, position);
+}
+
+// By its constraint, and where that lets the output end, by the tokens that end it.
+std::span<const uint8_t> Engine::Impl::allowed_next(const Sequence& sequence) {
+  if (!sequence.constraint) return {};
+  const std::span<const uint8_t> next = sequence.constraint->allowed();
+  if (!sequence.constraint->may_end()) return next;
+  allowed.assign(model.config().vocab_size, 0);
+  std::ranges::copy(next, allowed.begin());
+  for (const int32_t id : sequence.rule.stop_ids) {
+    if (id >= 0 && id < std::ssize(allowed)) allowed[id] = 1;
+  }
+  return allowed;
+}
+
+// Follows the output; an output that is whole ends.
+void Engine::Impl::constrain(const Sequence& sequence, RequestOutput& output) {
+  if (!sequence.constraint) return;
+  if (std::ranges::count(sequence.rule.stop_ids, output.token.id) > 0) return;
+  sequence.constraint->accept(output.token.id);
+  if (sequence.constraint->complete()) output.finish = FinishReason::kStop;
 }
 
 // The next tokens of every sequence whose tokens are all computed; none for the others.
@@ -161,6 +182,7 @@ std::vector<RequestOutput> Engine::Impl::settle(const Schedule& schedule,
                                      sequence.size() - sequence.prompt_len, sequence.rule,
                                      sequence.text ? &*sequence.text : nullptr));
       outputs.back().cached_tokens = sequence.cached;
+      constrain(sequence, outputs.back());
       ended = outputs.back().finish != FinishReason::kNone;
     }
     verdict.tokens.resize(kept);

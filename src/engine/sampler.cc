@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <unordered_map>
 
 #include "core/check.h"
@@ -101,10 +102,24 @@ void to_weights(std::vector<Candidate>& candidates, double temperature) {
   }
 }
 
+// Takes out all other tokens.
+void forbid(std::span<const uint8_t> allowed, std::vector<Candidate>& candidates) {
+  bool any = false;
+  for (Candidate& candidate : candidates) {
+    const auto id = static_cast<size_t>(candidate.id);
+    const bool stays = id < allowed.size() && allowed[id] != 0 && std::isfinite(candidate.value);
+    if (!stays) candidate.value = -std::numeric_limits<double>::infinity();
+    any = any || stays;
+  }
+  if (!any) fail("no token may come next");
+}
+
 // The tokens that may be drawn, by ascending id, with their weights.
 std::vector<Candidate> drawable(std::span<const float> logits, const SamplingParams& params,
-                                std::span<const int32_t> prompt, std::span<const int32_t> output) {
+                                std::span<const int32_t> prompt, std::span<const int32_t> output,
+                                std::span<const uint8_t> allowed = {}) {
   std::vector<Candidate> candidates = all_candidates(logits);
+  if (!allowed.empty()) forbid(allowed, candidates);
   if (changes_logits(params)) change_logits(params, prompt, output, candidates);
   if (params.top_k > 0) keep_likeliest(candidates, static_cast<size_t>(params.top_k));
   to_weights(candidates, params.temperature);
@@ -134,17 +149,20 @@ int32_t draw(const Weights& weights, double random, Id id, Value value) {
 }
 
 int32_t choose(std::span<const float> logits, const SamplingParams& params,
-               std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position) {
+               std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position,
+               std::span<const uint8_t> allowed) {
   const int32_t likeliest = argmax(logits);
   if (params.temperature == 0) {
-    if (!changes_logits(params)) return likeliest;
+    if (!changes_logits(params) && allowed.empty()) return likeliest;
     std::vector<Candidate> candidates = all_candidates(logits);
+    if (!allowed.empty()) forbid(allowed, candidates);
     change_logits(params, prompt, output, candidates);
     return std::min_element(candidates.begin(), candidates.end(), before)->id;
   }
   const auto id = [](const Candidate& c) { return c.id; };
   const auto value = [](const Candidate& c) { return c.value; };
-  return draw(drawable(logits, params, prompt, output), uniform(params.seed, position), id, value);
+  return draw(drawable(logits, params, prompt, output, allowed), uniform(params.seed, position), id,
+              value);
 }
 
 }  // namespace
@@ -203,8 +221,8 @@ double log_sum_exp(std::span<const float> logits) {
 
 SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
-                    int64_t position) {
-  SampledToken token{.id = choose(logits, params, prompt, output, position)};
+                    int64_t position, std::span<const uint8_t> allowed) {
+  SampledToken token{.id = choose(logits, params, prompt, output, position, allowed)};
   if (params.logprobs < 0) return token;
   const double normalizer = log_sum_exp(logits);
   const auto logprob = [&](int32_t id) { return static_cast<float>(logits[id] - normalizer); };

@@ -33,7 +33,8 @@ struct Sequence {
   SamplingParams sampling;
   FinishRule rule;
   std::optional<OutputText> text;
-  std::vector<int32_t> tokens;  // prompt, then output
+  std::shared_ptr<TokenConstraint> constraint;  // may be null
+  std::vector<int32_t> tokens;                  // prompt, then output
   int64_t prompt_len = 0;
   int64_t computed = 0;    // tokens that the states hold
   bool prefilling = true;  // else the last token is the only one not computed

@@ -8,6 +8,7 @@
 #include "replayssm/error.h"
 #include "server/api_error.h"
 #include "server/chat_prompt.h"
+#include "server/json_grammar.h"
 
 namespace replayssm::server {
 namespace {
@@ -139,6 +140,23 @@ Request request_of(const Fields& fields, const ServedModel& model, int64_t defau
   return request;
 }
 
+// Of {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": ...}}.
+std::shared_ptr<const Grammar> grammar_of(const Json& format) {
+  const Fields fields(format, "response_format.");
+  const auto type = fields.text("type").value_or("text");
+  if (type == "text") return nullptr;
+  if (type == "json_object") return any_object_grammar();
+  if (type != "json_schema") {
+    bad_field("response_format.type", "expected text, json_object or json_schema, got ",
+              type.substr(0, 100));
+  }
+  const Json* named = fields.object("json_schema");
+  const Json* schema =
+      named ? Fields(*named, "response_format.json_schema.").object("schema") : nullptr;
+  if (!schema) bad_field("response_format.json_schema", "expected an object with a schema");
+  return schema_grammar(*schema);
+}
+
 void read_common(const Fields& fields, Job& job) {
   job.stream = fields.boolean("stream").value_or(false);
   if (const Json* options = fields.object("stream_options")) {
@@ -150,12 +168,7 @@ void read_common(const Fields& fields, Job& job) {
   job.best_of = fields.integer("best_of", 1, kMostChoices).value_or(job.n);
   if (job.best_of < job.n) bad_field("best_of", "expected at least n = ", job.n);
   if (job.stream && job.best_of > job.n) bad_field("best_of", "expected n where stream is set");
-  if (const Json* format = fields.object("response_format")) {
-    const auto type = Fields(*format, "response_format.").text("type").value_or("text");
-    if (type != "text") {
-      bad_field("response_format.type", "expected text, the one that is supported, got ", type);
-    }
-  }
+  if (const Json* format = fields.object("response_format")) job.grammar = grammar_of(*format);
 }
 
 // Adds the requests of a prompt: best_of draws with seeds of their own.
@@ -174,6 +187,10 @@ void add_requests(Request request, Prompt prompt, const ServedModel& model, Job&
   for (int64_t i = 0; i < job.best_of; ++i) {
     job.requests.push_back(request);
     job.requests.back().sampling.seed += static_cast<uint64_t>(i);
+    if (job.grammar) {
+      job.requests.back().constraint =
+          std::make_shared<GrammarConstraint>(job.grammar, model.vocabulary, *model.tokenizer);
+    }
   }
   job.prompts.push_back(std::move(prompt.text));
 }

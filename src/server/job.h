@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "model/chat_template.h"
 #include "model/tokenizer.h"
+#include "server/grammar.h"
 #include "server/json_fields.h"
 
 namespace replayssm::server {
@@ -21,6 +22,7 @@ struct ServedModel {
   std::optional<ChatTemplate> chat_template{};
   Json template_variables{};  // special tokens
   int64_t vocab_size = 0;
+  std::shared_ptr<const VocabularyTrie> vocabulary{};  // of the tokenizer
 };
 
 struct Job {
@@ -32,8 +34,9 @@ struct Job {
   int64_t n = 1, best_of = 1;
   std::vector<Request> requests;     // one per prompt and choice, best_of of a prompt together
   std::vector<std::string> prompts;  // their texts, for echo
-  bool logprobs = false;             // wanted in the answer
-  int64_t prompt_tokens = 0;         // of all prompts
+  std::shared_ptr<const Grammar> grammar{};  // of every answer; null = any text
+  bool logprobs = false;                     // wanted in the answer
+  int64_t prompt_tokens = 0;                 // of all prompts
 };
 
 // Throw ApiError for what cannot be done. Safe to call on several threads.

@@ -85,6 +85,10 @@ struct Metrics::Impl {
   prom::Counter& preemptions = counter("replayssm_preemptions_total", "Sequences put back to wait");
   prom::Counter& swaps = counter("replayssm_swaps_total", "Of them kept their states on the host");
   prom::Counter& folds = counter("replayssm_folds_total", "Rings folded into checkpoints");
+  prom::Counter& drafted =
+      counter("replayssm_drafted_tokens_total", "Tokens that were guessed and verified");
+  prom::Counter& accepted =
+      counter("replayssm_accepted_tokens_total", "Of them the model's own choice");
   prom::Counter& evictions =
       counter("replayssm_prefix_evictions_total", "Snapshots of prefixes that made room");
   prom::Gauge& snapshots = gauge("replayssm_prefix_snapshots", "States of prefixes that are kept");
@@ -133,6 +137,9 @@ void Metrics::stepped(const StepReport& report) {
   add(m.preemptions, now.preemptions, m.last.preemptions);
   add(m.swaps, now.swaps, m.last.swaps);
   add(m.folds, now.folds, m.last.folds);
+  const auto accepted_drafts = [](const SpeculationStats& s) { return s.kept_tokens - s.windows; };
+  add(m.drafted, now.speculation.drafted_tokens, m.last.speculation.drafted_tokens);
+  add(m.accepted, accepted_drafts(now.speculation), accepted_drafts(m.last.speculation));
   add(m.evictions, now.prefixes.evicted_snapshots, m.last.prefixes.evicted_snapshots);
   add(m.output_tokens, report.tokens, 0);
   m.last = now;
