@@ -2,21 +2,12 @@
 
 #include <algorithm>
 #include <csignal>
-#include <deque>
-#include <map>
 #include <set>
 #include <utility>
 
-#include "replay/cursor.h"
-#include "replayssm/error.h"
 #include "server/access.h"
-#include "server/answer.h"
-#include "server/api_error.h"
+#include "server/app_impl.h"
 #include "server/assets.h"
-#include "server/engine_thread.h"
-#include "server/generation.h"
-#include "server/metrics.h"
-#include "server/work_thread.h"
 
 namespace replayssm::server {
 namespace {
@@ -27,71 +18,7 @@ double seconds_since(Clock::time_point time) {
   return std::chrono::duration<double>(Clock::now() - time).count();
 }
 
-// A request on its way to its answer.
-struct Call {
-  http::Request request;
-  http::ExchangePtr exchange;
-  Clock::time_point start = Clock::now();
-};
-using CallPtr = std::shared_ptr<Call>;
-
 }  // namespace
-
-struct App::Impl {
-  Impl(Engine& used_engine, ServedModel used_model, const AppOptions& used_options);
-
-  using Handler = void (Impl::*)(const CallPtr&);
-  struct Place {
-    const char* method;
-    const char* path;
-    Handler handler;
-    bool guarded;
-  };
-  static const std::vector<Place>& places();
-
-  void handle(http::Request request, http::ExchangePtr exchange);
-  void dispatch(const CallPtr& call);
-  http::Headers headers(const Call& call) const;
-  void reply(const CallPtr& call, http::Response response, const std::string& more = {});
-  void reply(const CallPtr& call, const ApiError& error) { reply(call, error_response(error)); }
-  void log(const Call& call, int status, const std::string& more);
-  template <class Work, class Then>
-  void prepare(const CallPtr& call, Work work, Then then);
-
-  void complete(const CallPtr& call) { generate(call, false); }
-  void chat(const CallPtr& call) { generate(call, true); }
-  void generate(const CallPtr& call, bool chat);
-  void start(const CallPtr& call, Job job);
-  void models(const CallPtr& call);
-  void tokenize_text(const CallPtr& call);
-  void detokenize_ids(const CallPtr& call);
-  void health(const CallPtr& call);
-  void version(const CallPtr& call);
-  void show_metrics(const CallPtr& call);
-  void status(const CallPtr& call);
-  void set_route(const CallPtr& call);
-  Json model_entry() const;
-  Json status_of(const Engine& engine) const;
-
-  void deliver(const std::vector<EngineEvent>& events, const StepReport& report);
-  void signalled(int signal);
-  void sweep();
-  void drain();
-
-  Engine& engine;
-  ServedModel model;
-  AppOptions options;
-  Metrics metrics;
-  std::map<uint64_t, std::shared_ptr<Generation>> generations;  // by key of each of its sequences
-  std::map<uint64_t, Clock::time_point> started;                // the same
-  uint64_t next_key = 1;
-  int64_t created = 0;
-  bool draining = false;
-  Clock::time_point drain_start{}, last_answer{};
-  http::Server http;
-  EngineThread engine_thread;
-  WorkThread work;
-};
 
 const std::vector<App::Impl::Place>& App::Impl::places() {
   static const std::vector<Place> all = {
@@ -211,27 +138,6 @@ void App::Impl::dispatch(const CallPtr& call) {
   (this->*at->handler)(call);
 }
 
-// Runs `work` on the body, here or, where it may take long, on the work thread, and then `then`
-// with its result here.
-template <class Work, class Then>
-void App::Impl::prepare(const CallPtr& call, Work work_on, Then then) {
-  constexpr size_t kSmall = 16 << 10;
-  if (call->request.body.size() <= kSmall) return then(work_on(call->request.body));
-  work.push([this, call, work_on, then] {
-    std::function<void()> next;
-    try {
-      auto result =
-          std::make_shared<decltype(work_on(call->request.body))>(work_on(call->request.body));
-      next = [result, then] { then(std::move(*result)); };
-    } catch (const ApiError& error) {
-      next = [this, call, error] { reply(call, error); };
-    } catch (const std::exception& error) {
-      next = [this, call, what = std::string(error.what())] { reply(call, ApiError(500, what)); };
-    }
-    http.post(std::move(next));
-  });
-}
-
 void App::Impl::generate(const CallPtr& call, bool chat) {
   if (draining) throw ApiError(503, "the server is going down");
   if (engine_thread.broken()) throw ApiError(503, "the model fails again and again");
@@ -290,117 +196,6 @@ void App::Impl::deliver(const std::vector<EngineEvent>& events, const StepReport
     const std::shared_ptr<Generation> generation = at->second;  // its end may erase it
     generation->take(event);
   }
-}
-
-Json App::Impl::model_entry() const {
-  return {{"id", model.name},
-          {"object", "model"},
-          {"created", created},
-          {"owned_by", "replayssm"},
-          {"max_model_len", model.engine->max_model_len()}};
-}
-
-void App::Impl::models(const CallPtr& call) {
-  constexpr std::string_view kPrefix = "/v1/models/";
-  const std::string& path = call->request.path;
-  if (path.starts_with(kPrefix)) {
-    if (path.substr(kPrefix.size()) != model.name) {
-      throw ApiError(404, "there is no such model; /v1/models lists what there is", "model",
-                     "model_not_found");
-    }
-    return reply(call, {.body = to_text(model_entry())});
-  }
-  reply(call, {.body = to_text({{"object", "list"}, {"data", Json::array({model_entry()})}})});
-}
-
-void App::Impl::tokenize_text(const CallPtr& call) {
-  prepare(
-      call, [this](const std::string& body) { return tokenize(parse_body(body), model); },
-      [this, call](const std::vector<int32_t>& ids) {
-        reply(call, {.body = to_text({{"count", ids.size()},
-                                      {"max_model_len", model.engine->max_model_len()},
-                                      {"tokens", ids}})});
-      });
-}
-
-void App::Impl::detokenize_ids(const CallPtr& call) {
-  prepare(
-      call, [this](const std::string& body) { return detokenize(parse_body(body), model); },
-      [this, call](const std::string& text) {
-        reply(call, {.body = to_text({{"prompt", text}})});
-      });
-}
-
-void App::Impl::health(const CallPtr& call) {
-  const bool well = !draining && !engine_thread.broken();
-  const char* state = draining ? "draining" : well ? "ready" : "broken";
-  reply(call, {.status = well ? 200 : 503, .body = to_text({{"status", state}})});
-}
-
-void App::Impl::version(const CallPtr& call) {
-  reply(call, {.body = to_text({{"version", options.version}})});
-}
-
-void App::Impl::show_metrics(const CallPtr& call) {
-  metrics.connections(http.connections());
-  reply(call, {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics.text()});
-}
-
-Json App::Impl::status_of(const Engine& running) const {
-  const RingConfig& ring = running.slots().ring();
-  Json requests = Json::array();
-  for (const RunningRequest& request : running.running_requests()) {
-    requests.push_back({{"prompt_tokens", request.prompt_tokens},
-                        {"tokens", request.tokens},
-                        {"computed", request.computed},
-                        {"prefilling", request.prefilling},
-                        {"slot", request.slot},
-                        {"checkpoint_tokens", request.cursor.ring_start - (ring.conv_kernel - 1)},
-                        {"ring_start", request.cursor.ring_start},
-                        {"ring_count", request.cursor.ring_count},
-                        {"ring_limit", request.cursor.ring_limit}});
-  }
-  return {{"route", route_name(running.route())},
-          {"buffer_len", ring.buffer_len},
-          {"ring_rows", ring_rows(ring.buffer_len, ring.max_window)},
-          {"state_bytes", running.slots().slot_bytes()},
-          {"running", std::move(requests)},
-          {"waiting", running.waiting()}};
-}
-
-void App::Impl::status(const CallPtr& call) {
-  engine_thread.between_steps([this, call](Engine& running) {
-    http.post([this, call, shown = status_of(running)]() mutable {
-      Json seconds = Json::object();
-      for (const Route route : {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly}) {
-        seconds[route_name(route)] = metrics.step_seconds(route);
-      }
-      shown["model"] = model.name;
-      shown["decode_step_seconds"] = std::move(seconds);
-      reply(call, {.body = to_text(shown)});
-    });
-  });
-}
-
-void App::Impl::set_route(const CallPtr& call) {
-  const Json body = parse_body(call->request.body);
-  const auto name = Fields(body).text("route").value_or("");
-  for (const Route route : {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly}) {
-    if (name != route_name(route)) continue;
-    return engine_thread.between_steps([this, call, route](Engine& running) {
-      std::string why;
-      try {
-        running.set_route(route);
-      } catch (const Error& error) {
-        why = error.what();
-      }
-      http.post([this, call, route, why] {
-        if (!why.empty()) return reply(call, ApiError(400, why, "route"));
-        reply(call, {.body = to_text({{"route", route_name(route)}})});
-      });
-    });
-  }
-  bad_field("route", "expected conventional, state_and_output or output_only");
 }
 
 void App::Impl::signalled(int signal) {

@@ -106,18 +106,17 @@ void DeviceMemory::copy(void* to, int64_t to_stride, const void* from, int64_t f
   if (bytes == 0 || count == 0) return;
   const bool strided = count > 1 && to_stride <= INT_MAX && from_stride <= INT_MAX;
   if (strided) {
-    check_cuda(cudaMemcpy2DAsync(to, static_cast<size_t>(to_stride), from,
-                                 static_cast<size_t>(from_stride), static_cast<size_t>(bytes),
-                                 static_cast<size_t>(count), cudaMemcpyDeviceToDevice,
-                                 stream_.get()),
-               "copying device memory");
+    check_cuda(
+        cudaMemcpy2DAsync(to, static_cast<size_t>(to_stride), from,
+                          static_cast<size_t>(from_stride), static_cast<size_t>(bytes),
+                          static_cast<size_t>(count), cudaMemcpyDeviceToDevice, stream_.get()),
+        "copying device memory");
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
     check_cuda(cudaMemcpyAsync(static_cast<char*>(to) + i * to_stride,
                                static_cast<const char*>(from) + i * from_stride,
-                               static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
-                               stream_.get()),
+                               static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_.get()),
                "copying device memory");
   }
 }
