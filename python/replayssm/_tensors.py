@@ -19,12 +19,16 @@ def dtype_code(dtype):
     return _DTYPES[dtype]
 
 
-def values(x, *strides):
-    """data, strides and dtype of x: of the dimensions named, all but the last where none are."""
+def values(x, *strides, first=0):
+    """data, strides and dtype of x: of the dimensions named, all but the last where none are.
+
+    first: the element that is the first.
+    """
     if x is None:
         return 0, 0, 0, 0, 0
     strides = strides or x.stride()[:-1]
-    return x.data_ptr(), *strides, *(0,) * (3 - len(strides)), _DTYPES[x.dtype]
+    data = x.data_ptr() + first * x.element_size()
+    return data, *strides, *(0,) * (3 - len(strides)), _DTYPES[x.dtype]
 
 
 def integers(x):

@@ -190,11 +190,11 @@ def _window_step(
         *integers(state_batch_indices), *integers(query_start_loc), *integers(write_pos),
         *integers(origin), *integers(is_flush),
         *values(state), *values(conv_out, token, dim),
-        *values(conv_out[:, inner:], token, state_dim),
-        *values(conv_out[:, inner + keys :], token, state_dim), *values(dt, *dt.stride()),
+        *values(conv_out, token, state_dim, first=inner),
+        *values(conv_out, token, state_dim, first=inner + keys), *values(dt, *dt.stride()),
         *values(None), *values(a, *a.stride()), *per_head(dt_bias), *per_head(d), *values(z),
         *values(out), *values(post_conv_cache, slot, dim, row),
-        *values(post_conv_cache[:, :, inner:], slot, state_dim, row),
+        *values(post_conv_cache, slot, state_dim, row, first=inner),
         *values(dt_cache, *dt_cache.stride()),
     )  # fmt: skip
     call("paged_step_run", state.device, step)
