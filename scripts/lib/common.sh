@@ -7,13 +7,14 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build_packages=(
   g++ cmake ninja-build ccache pkg-config python3
   libdnnl-dev libhwy-dev libpcre2-dev libutf8proc-dev
-  nlohmann-json3-dev libcli11-dev libspdlog-dev
+  nlohmann-json3-dev libcli11-dev libspdlog-dev libboost1.81-dev prometheus-cpp-dev
   libgtest-dev libgmock-dev
 )
 # What the tests need besides: the reference tokenizer and templates come from PyPI.
 test_packages=(python3-venv)
 # What the checks of CI need besides.
-check_packages=(clang-format-19 clang-tidy-19 universal-ctags shellcheck libbenchmark-dev)
+check_packages=(clang-format-19 clang-tidy-19 universal-ctags shellcheck libbenchmark-dev
+  chromium chromium-driver)
 
 say() { printf '\n== %s\n' "$*"; }
 die() {

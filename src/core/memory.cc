@@ -32,6 +32,14 @@ class HostMemory final : public Memory {
   void read(void* host, const void* from, int64_t bytes) override {
     std::memcpy(host, from, static_cast<size_t>(bytes));
   }
+  void copy(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
+            int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(static_cast<std::byte*>(to) + i * to_stride,
+                  static_cast<const std::byte*>(from) + i * from_stride,
+                  static_cast<size_t>(bytes));
+    }
+  }
   MemoryCapacity capacity() const override { return {}; }
 };
 

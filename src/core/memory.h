@@ -19,11 +19,14 @@ class Memory {
   virtual void* allocate(int64_t bytes) = 0;
   virtual void release(void* data, int64_t bytes) noexcept = 0;
 
-  // These three are done in order with all else that is done to this memory.
+  // These are done in order with all else that is done to this memory.
   // Zeroes `count` pieces of `bytes`, `stride` bytes apart.
   virtual void zero(void* first, int64_t bytes, int64_t stride, int64_t count) = 0;
   virtual void write(void* to, const void* host, int64_t bytes) = 0;
   virtual void read(void* host, const void* from, int64_t bytes) = 0;
+  // Copies `count` pieces of `bytes` within this memory, the strides apart.
+  virtual void copy(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                    int64_t bytes, int64_t count) = 0;
 
   // total = 0: the system hands out memory without a limit that could be planned with.
   virtual MemoryCapacity capacity() const = 0;

@@ -22,7 +22,10 @@ int64_t KvPool::bytes_per_block(const ModelConfig& config, DType dtype) {
 }
 
 KvPool::KvPool(const ModelConfig& config, DType dtype, int64_t blocks, Memory& memory)
-    : blocks_(blocks), bytes_(blocks * bytes_per_block(config, dtype)) {
+    : device_(&memory),
+      users_(blocks > 0 ? blocks : 0),
+      blocks_(blocks),
+      bytes_(blocks * bytes_per_block(config, dtype)) {
   REPLAYSSM_CHECK(blocks >= 1 && blocks <= INT32_MAX, "blocks=", blocks);
   free_.resize(blocks);
   std::iota(free_.rbegin(), free_.rend(), 0);  // block 0 is taken first
@@ -42,15 +45,36 @@ bool KvPool::grow(std::vector<int32_t>& table, int64_t tokens) {
   if (missing > free_blocks()) return false;
   for (int64_t i = 0; i < missing; ++i) {
     table.push_back(free_.back());
+    users_[free_.back()] = 1;
     free_.pop_back();
   }
   return true;
 }
 
 void KvPool::release(std::vector<int32_t>& table) {
-  free_.insert(free_.end(), table.rbegin(), table.rend());
+  for (auto block = table.rbegin(); block != table.rend(); ++block) release(*block);
   table.clear();
-  REPLAYSSM_CHECK(free_blocks() <= blocks_, "blocks released twice");
+}
+
+void KvPool::release(int32_t block) {
+  REPLAYSSM_CHECK(block >= 0 && block < blocks_ && users_[block] > 0, "block=", block);
+  if (--users_[block] == 0) free_.push_back(block);
+}
+
+void KvPool::read_block(int32_t block, std::byte* host) const {
+  for (const Buffer& part : memory_) {
+    const int64_t bytes = part.bytes() / blocks_;
+    device_->read(host, part.as() + block * bytes, bytes);
+    host += bytes;
+  }
+}
+
+void KvPool::write_block(int32_t block, const std::byte* host) {
+  for (const Buffer& part : memory_) {
+    const int64_t bytes = part.bytes() / blocks_;
+    device_->write(part.as() + block * bytes, host, bytes);
+    host += bytes;
+  }
 }
 
 }  // namespace replayssm

@@ -1,6 +1,7 @@
 // The keys and values of all attention layers, in blocks that sequences take as they grow.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -28,12 +29,25 @@ class KvPool {
 
   // Extends `table` to cover `tokens`; false (and nothing taken) when too few blocks are free.
   bool grow(std::vector<int32_t>& table, int64_t tokens);
+  // Gives back a user's hold of every block; those that nobody holds any more are free.
   void release(std::vector<int32_t>& table);
 
+  // One more user of a taken block.
+  void share(int32_t block) { ++users_[block]; }
+  void release(int32_t block);
+  int32_t users(int32_t block) const { return users_[block]; }
+
+  // All of a block, on the host.
+  int64_t block_bytes() const { return bytes_ / blocks_; }
+  void read_block(int32_t block, std::byte* host) const;
+  void write_block(int32_t block, const std::byte* host);
+
  private:
+  Memory* device_;
   std::vector<void*> keys_, values_;
   std::vector<Buffer> memory_;
   std::vector<int32_t> free_;
+  std::vector<int32_t> users_;  // [blocks]
   int64_t blocks_ = 0;
   int64_t bytes_ = 0;
 };

@@ -29,8 +29,9 @@ MemoryPlan plan_memory(Model& model, const EngineOptions& options) {
   MemoryPlan plan;
   plan.weights = model.weight_bytes();
   plan.slots = options.max_num_seqs;
+  plan.prefixes = options.prefix_cache_bytes;
   plan.slot_bytes = SlotPool::bytes_per_slot(config, options.ring, options.state_dtype, dtype,
-                                             options.read_dtype);
+                                             options.read_dtype, snapshots_of(options));
   const bool paged = config.attention_layers() > 0;
   const int64_t longest = KvPool::blocks_for(options.max_model_len);
   plan.kv_block_bytes = paged ? KvPool::bytes_per_block(config, dtype) : 0;
@@ -43,7 +44,8 @@ MemoryPlan plan_memory(Model& model, const EngineOptions& options) {
     plan.limit =
         static_cast<int64_t>(static_cast<double>(capacity.total) * options.memory_utilization);
     plan.used = capacity.total - capacity.free;
-    const int64_t room = plan.limit - plan.used, states = plan.slots * plan.slot_bytes;
+    const int64_t room = plan.limit - plan.used,
+                  states = plan.slots * plan.slot_bytes + plan.prefixes;
     if (states > room) {
       fail("max_num_seqs: expected states that fit into ", room_text(plan, options), ", got ",
            plan.slots, " sequences of ", gigabytes(plan.slot_bytes), ", together ",
@@ -68,8 +70,9 @@ std::string to_string(const MemoryPlan& plan) {
   return concat("memory: ", gigabytes(plan.limit), " of ", gigabytes(plan.total), "; weights ",
                 gigabytes(plan.weights), ", in use with workspaces ", gigabytes(plan.used),
                 ", states ", gigabytes(plan.slots * plan.slot_bytes), " for ", plan.slots,
-                " sequences, KV ", gigabytes(plan.kv_blocks * plan.kv_block_bytes), " for ",
-                plan.kv_tokens, " tokens");
+                " sequences and ", gigabytes(plan.prefixes), " of prefixes, KV ",
+                gigabytes(plan.kv_blocks * plan.kv_block_bytes), " for ", plan.kv_tokens,
+                " tokens");
 }
 
 }  // namespace replayssm

@@ -15,6 +15,7 @@ struct MemoryPlan {
   int64_t used = 0;   // already: weights, workspaces, other programs
   int64_t weights = 0;
   int64_t slots = 0, slot_bytes = 0;
+  int64_t prefixes = 0;  // states of prompts' prefixes
   int64_t kv_blocks = 0, kv_block_bytes = 0;
   int64_t kv_tokens = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <unordered_map>
 
 #include "core/check.h"
@@ -42,13 +43,13 @@ std::vector<Candidate> all_candidates(std::span<const float> logits) {
   return candidates;
 }
 
-bool has_penalties(const SamplingParams& params) {
-  return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
-         params.frequency_penalty != 0;
+bool changes_logits(const SamplingParams& params) {
+  return !params.logit_bias.empty() || params.repetition_penalty != 1 ||
+         params.presence_penalty != 0 || params.frequency_penalty != 0;
 }
 
-void apply_penalties(const SamplingParams& params, std::span<const int32_t> prompt,
-                     std::span<const int32_t> output, std::vector<Candidate>& candidates) {
+void change_logits(const SamplingParams& params, std::span<const int32_t> prompt,
+                   std::span<const int32_t> output, std::vector<Candidate>& candidates) {
   std::unordered_map<int32_t, int64_t> output_count;  // 0 for tokens of the prompt alone
   for (const int32_t id : prompt) output_count.try_emplace(id, 0);
   for (const int32_t id : output) ++output_count[id];
@@ -58,6 +59,9 @@ void apply_penalties(const SamplingParams& params, std::span<const int32_t> prom
     logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
     logit -= params.frequency_penalty * static_cast<double>(count);
     if (count > 0) logit -= params.presence_penalty;
+  }
+  for (const auto& [id, bias] : params.logit_bias) {
+    if (id >= 0 && static_cast<size_t>(id) < candidates.size()) candidates[id].value += bias;
   }
 }
 
@@ -98,31 +102,25 @@ void to_weights(std::vector<Candidate>& candidates, double temperature) {
   }
 }
 
-int32_t draw(const std::vector<Candidate>& candidates, double random) {
-  double total = 0;
-  for (const Candidate& candidate : candidates) total += candidate.value;
-  const double target = random * total;
-  double reached = 0;
-  int32_t last = -1;  // taken where rounding leaves the sum below the target
-  for (const Candidate& candidate : candidates) {
-    if (candidate.value == 0) continue;
-    reached += candidate.value;
-    last = candidate.id;
-    if (reached > target) break;
+// Takes out all other tokens.
+void forbid(std::span<const uint8_t> allowed, std::vector<Candidate>& candidates) {
+  bool any = false;
+  for (Candidate& candidate : candidates) {
+    const auto id = static_cast<size_t>(candidate.id);
+    const bool stays = id < allowed.size() && allowed[id] != 0 && std::isfinite(candidate.value);
+    if (!stays) candidate.value = -std::numeric_limits<double>::infinity();
+    any = any || stays;
   }
-  return last;
+  if (!any) fail("no token may come next");
 }
 
-int32_t choose(std::span<const float> logits, const SamplingParams& params,
-               std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position) {
-  const int32_t likeliest = argmax(logits);
-  if (params.temperature == 0 && !has_penalties(params)) return likeliest;
-
+// The tokens that may be drawn, by ascending id, with their weights.
+std::vector<Candidate> drawable(std::span<const float> logits, const SamplingParams& params,
+                                std::span<const int32_t> prompt, std::span<const int32_t> output,
+                                std::span<const uint8_t> allowed = {}) {
   std::vector<Candidate> candidates = all_candidates(logits);
-  if (has_penalties(params)) apply_penalties(params, prompt, output, candidates);
-  if (params.temperature == 0) {
-    return std::min_element(candidates.begin(), candidates.end(), before)->id;
-  }
+  if (!allowed.empty()) forbid(allowed, candidates);
+  if (changes_logits(params)) change_logits(params, prompt, output, candidates);
   if (params.top_k > 0) keep_likeliest(candidates, static_cast<size_t>(params.top_k));
   to_weights(candidates, params.temperature);
   if (params.top_p < 1) keep_top_p(candidates, params.top_p);
@@ -131,7 +129,40 @@ int32_t choose(std::span<const float> logits, const SamplingParams& params,
   }
   // The limits leave them in any order.
   if (params.top_k > 0 || params.top_p < 1) std::ranges::sort(candidates, {}, &Candidate::id);
-  return draw(candidates, uniform(params.seed, position));
+  return candidates;
+}
+
+template <class Weights, class Id, class Value>
+int32_t draw(const Weights& weights, double random, Id id, Value value) {
+  double total = 0;
+  for (const auto& weight : weights) total += value(weight);
+  const double target = random * total;
+  double reached = 0;
+  int32_t last = -1;  // taken where rounding leaves the sum below the target
+  for (const auto& weight : weights) {
+    if (value(weight) == 0) continue;
+    reached += value(weight);
+    last = id(weight);
+    if (reached > target) break;
+  }
+  return last;
+}
+
+int32_t choose(std::span<const float> logits, const SamplingParams& params,
+               std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position,
+               std::span<const uint8_t> allowed) {
+  const int32_t likeliest = argmax(logits);
+  if (params.temperature == 0) {
+    if (!changes_logits(params) && allowed.empty()) return likeliest;
+    std::vector<Candidate> candidates = all_candidates(logits);
+    if (!allowed.empty()) forbid(allowed, candidates);
+    change_logits(params, prompt, output, candidates);
+    return std::min_element(candidates.begin(), candidates.end(), before)->id;
+  }
+  const auto id = [](const Candidate& c) { return c.id; };
+  const auto value = [](const Candidate& c) { return c.value; };
+  return draw(drawable(logits, params, prompt, output, allowed), uniform(params.seed, position), id,
+              value);
 }
 
 }  // namespace
@@ -153,7 +184,32 @@ void validate(const SamplingParams& params) {
               params.presence_penalty);
   check_range("frequency_penalty", in(params.frequency_penalty, -2, 2), "-2 to 2",
               params.frequency_penalty);
+  for (const auto& [id, bias] : params.logit_bias) {
+    check_range("logit_bias", in(bias, -100, 100), "-100 to 100", bias);
+  }
   check_range("logprobs", params.logprobs >= -1, "at least 0, or -1 for none", params.logprobs);
+}
+
+std::vector<std::pair<int32_t, double>> distribution(std::span<const float> logits,
+                                                     const SamplingParams& params,
+                                                     std::span<const int32_t> prompt,
+                                                     std::span<const int32_t> output) {
+  argmax(logits);  // throws where there is none
+  const std::vector<Candidate> candidates = drawable(logits, params, prompt, output);
+  double total = 0;
+  for (const Candidate& candidate : candidates) total += candidate.value;
+  std::vector<std::pair<int32_t, double>> result;
+  result.reserve(candidates.size());
+  for (const Candidate& candidate : candidates) {
+    if (candidate.value > 0) result.emplace_back(candidate.id, candidate.value / total);
+  }
+  return result;
+}
+
+int32_t draw_from(std::span<const std::pair<int32_t, double>> weights, double random) {
+  return draw(
+      weights, random, [](const auto& w) { return w.first; },
+      [](const auto& w) { return w.second; });
 }
 
 double log_sum_exp(std::span<const float> logits) {
@@ -165,8 +221,8 @@ double log_sum_exp(std::span<const float> logits) {
 
 SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
-                    int64_t position) {
-  SampledToken token{.id = choose(logits, params, prompt, output, position)};
+                    int64_t position, std::span<const uint8_t> allowed) {
+  SampledToken token{.id = choose(logits, params, prompt, output, position, allowed)};
   if (params.logprobs < 0) return token;
   const double normalizer = log_sum_exp(logits);
   const auto logprob = [&](int32_t id) { return static_cast<float>(logits[id] - normalizer); };

@@ -85,6 +85,17 @@ struct AddNormParams {
 
 enum class MlpGate : uint8_t { kSwiGlu, kReluSquared };
 
+struct GatedProductParams {
+  const Product* up = nullptr;  // its outputs: gates, then as many values; or values alone
+  const void* x = nullptr;      // [rows, in_features]
+  int64_t rows = 0;
+  MlpGate gate = MlpGate::kSwiGlu;
+  float scale = 1;           // of the gates
+  float* product = nullptr;  // [rows, out_features] scratch
+  int64_t dim = 0;
+  void* y = nullptr;  // [rows, dim]
+};
+
 // Causal attention of a pass's tokens over cache and window.
 struct AttentionParams {
   // Rows `stride` apart: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]. q and k
@@ -125,6 +136,14 @@ struct PassArrays {
   int64_t block_table_stride = 0;
   int64_t block_size = 0;
   int64_t longest_window = 0;  // of the prefilling sequences
+  int64_t longest_step = 1;    // of the decoding sequences, or more
+  // Tree windows: SequenceBatch::parent, and per token the ancestors within its window (bit i:
+  // token i of the window, itself included) and how many they are but itself. Null: chains.
+  const int32_t* parent = nullptr;
+  const uint64_t* ancestors = nullptr;
+  const int32_t* depth = nullptr;
+  const int32_t* source = nullptr;      // Batch::source
+  const int32_t* hidden_row = nullptr;  // HeadBatch::hidden_row
 };
 
 class Backend {
@@ -143,9 +162,8 @@ class Backend {
                      float* out) = 0;
   virtual void add_norm(const AddNormParams& params) = 0;
   virtual void gated_norm(const GatedNormParams& params) = 0;
-  // up: [rows, 2 * dim] gate first, the gate scaled; or [rows, dim].
-  virtual void mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim,
-                        void* y) = 0;
+  // y = gate(up x), timed.
+  virtual void gated_product(const GatedProductParams& params) = 0;
   virtual void scale_columns(float* x, const float* scale, int64_t rows, int64_t dim) = 0;
   virtual void round_rows(const float* x, int64_t x_stride, int64_t rows, int64_t dim, void* y) = 0;
   // [rows, heads, dim], heads apart as said.
@@ -159,6 +177,15 @@ class Backend {
   virtual void conv(const ConvParams& params) = 0;
   virtual void recurrent_step(const RecurrentStepParams& params) = 0;
   virtual void recurrent_prefill(const RecurrentPrefillParams& params) = 0;
+  virtual void snapshot_step(const SnapshotStepParams& params) = 0;
+  // Of one layer, behind the pass whose tree windows are committed.
+  virtual void compact(const CompactParams& params) = 0;
+  virtual void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                          const int32_t* accepted) = 0;
+  // Whether a pass of decoding sequences alone takes layer_step in place of the ops that it is made
+  // of.
+  virtual bool fuses(const LayerStepParams& /*params*/) const { return false; }
+  virtual void layer_step(const LayerStepParams& /*params*/) {}
   virtual void attend(const AttentionParams& params) = 0;
   virtual void route_experts(const RouterParams& params) = 0;
   virtual void mix_experts(const ExpertMixParams& params) = 0;

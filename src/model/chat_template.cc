@@ -1,5 +1,6 @@
 #include "model/chat_template.h"
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
@@ -43,6 +44,23 @@ std::optional<std::string> load_chat_template(const std::filesystem::path& folde
     if (field[i]["name"].as_string() == "default") return field[i]["template"].as_string();
   }
   field.reject("expected a template named \"default\", got none");
+}
+
+nlohmann::ordered_json template_special_tokens(const std::filesystem::path& folder) {
+  nlohmann::ordered_json variables = nlohmann::ordered_json::object();
+  std::ifstream file(folder / "tokenizer_config.json");
+  const auto config = nlohmann::json::parse(file, nullptr, false);
+  if (!config.is_object()) return variables;
+  for (const char* name : {"bos_token", "eos_token", "pad_token", "unk_token"}) {
+    const auto found = config.find(name);
+    if (found == config.end()) continue;
+    // A string, or an object with its text.
+    if (found->is_string()) variables[name] = found->get<std::string>();
+    if (found->is_object() && found->contains("content") && found->at("content").is_string()) {
+      variables[name] = found->at("content").get<std::string>();
+    }
+  }
+  return variables;
 }
 
 }  // namespace replayssm

@@ -32,4 +32,7 @@ class ChatTemplate {
 // (a string, or a list of named ones of which "default" is taken). Empty when the model has none.
 std::optional<std::string> load_chat_template(const std::filesystem::path& folder);
 
+// bos_token, eos_token, pad_token and unk_token of a model folder, as variables for its template.
+nlohmann::ordered_json template_special_tokens(const std::filesystem::path& folder);
+
 }  // namespace replayssm

@@ -125,12 +125,14 @@ MlpLayer::MlpLayer(const MlpWeights& weights, int64_t in_features, Context& cont
 void MlpLayer::forward(const void* x, int64_t rows, float* y, Context& context) const {
   float* up = context.projected.get(rows * up_->out_features());
   std::byte* activated = context.activated.get(rows * intermediate_ * context.element_bytes());
-  project(*up_, x, rows, up, context);
-  {
-    const StageTimer timer(context, Stage::kOther);
-    context.backend.mlp_gate(mlp_gate_of(context.config), up, gate_scale_, rows, intermediate_,
-                             activated);
-  }
+  context.backend.gated_product({.up = up_.get(),
+                                 .x = x,
+                                 .rows = rows,
+                                 .gate = mlp_gate_of(context.config),
+                                 .scale = gate_scale_,
+                                 .product = up,
+                                 .dim = intermediate_,
+                                 .y = activated});
   project(*down_, activated, rows, y, context);
 }
 

@@ -59,62 +59,120 @@ SequenceBatch sequence_batch(const Context& context) {
           .query_start = arrays.query_start,
           .slot = arrays.slot,
           .cursors = context.state->cursors,
-          .ring = context.state->ring};
+          .ring = context.state->ring,
+          .parent = arrays.parent};
 }
 
-// x: the convolution's inputs within the projection's rows.
-const std::byte* convolve(int64_t index, const float* x, int64_t x_stride, int64_t channels,
-                          const Array<float>& weight, const Array<float>& bias, Context& context) {
+// The layer's convolution over the projection's rows: v, k and q side by side from `x` on.
+LayerConv conv_of(const float* x, int64_t stride, const Array<float>& weight,
+                  const Array<float>& bias) {
+  LayerConv conv;
+  conv.x = x;
+  conv.x_stride = stride;
+  conv.weight = weight.data();
+  conv.bias = bias.size() ? bias.data() : nullptr;
+  return conv;
+}
+
+const std::byte* convolve(const LayerStepParams& layer, Context& context) {
   const StageTimer timer(context, Stage::kConv);
   ConvParams p;
-  p.batch = sequence_batch(context);
-  p.channels = channels;
+  p.batch = layer.batch;
+  p.channels = layer.conv.channels;
   p.activation_dtype = context.dtype();
-  p.x = x;
-  p.x_stride = x_stride;
-  p.weight = weight.data();
-  p.bias = bias.size() ? bias.data() : nullptr;
-  p.inputs = context.state->conv_inputs[index];
-  std::byte* y = context.conv_out.get(context.tokens() * channels * context.element_bytes());
+  p.x = layer.conv.x;
+  p.x_stride = layer.conv.x_stride;
+  p.weight = layer.conv.weight;
+  p.bias = layer.conv.bias;
+  p.inputs = layer.conv.inputs;
+  std::byte* y = context.conv_out.get(context.tokens() * p.channels * context.element_bytes());
   p.y = y;
+  const int64_t sequences = p.batch.sequences, decodes = context.arrays.decodes;
+  if (!p.batch.parent || decodes == sequences) {
+    context.backend.conv(p);
+    return y;
+  }
+  // Prompts are no trees.
+  p.batch.sequences = decodes;
+  context.backend.conv(p);
+  p.batch.sequences = sequences - decodes;
+  p.batch.query_start += decodes;
+  p.batch.slot += decodes;
+  p.batch.parent = nullptr;
   context.backend.conv(p);
   return y;
 }
 
-// Where v, k and q begin in the rows of the convolution's output, in elements, and how long those
-// are.
-struct ConvLayout {
-  int64_t stride, v, k, q;
-};
+// The windows of decoding sequences: through the ring, or, the baseline, a snapshot per token.
+void step(int64_t index, const RecurrentStepParams& p, Context& context) {
+  if (context.state->snapshots.empty()) return context.backend.recurrent_step(p);
+  SnapshotStepParams params;
+  static_cast<RecurrentStepParams&>(params) = p;
+  params.snapshots = context.state->snapshots[index];
+  params.source = context.arrays.source;
+  context.backend.snapshot_step(params);
+}
 
-// Runs the decoding sequences of the batch through the ring and the prefilling ones in chunks. `p`
-// comes with what is the layer's own.
-float* recur(int64_t index, const std::byte* conv_out, const ConvLayout& layout, Context& context,
-             RecurrentPrefillParams p = {}) {
+void form_gates(const LayerStepParams& layer, Context& context) {
   const StageTimer timer(context, Stage::kSsm);
-  p.shape = recurrent_shape(context.config);
-  p.route = context.state->route;
-  p.state = context.state->recurrent[index];
-  p.rounding.stream = static_cast<uint32_t>(index);
+  const ScalarGates& gates = layer.gates;
+  const int64_t heads = layer.shape.heads, count = context.tokens() * heads;
+  const auto* strength = static_cast<const float*>(gates.strength);
+  if (layer.shape.family == Family::kMamba2) {
+    return context.backend.mamba2_gates({.dt = strength,
+                                         .dt_stride = gates.stride,
+                                         .dt_bias = gates.bias,
+                                         .a = gates.a,
+                                         .dt_min = gates.min,
+                                         .dt_max = gates.max,
+                                         .tokens = context.tokens(),
+                                         .heads = heads,
+                                         .b = context.b.get(count),
+                                         .g = context.g.get(count)});
+  }
+  context.backend.delta_gates({.beta = strength,
+                               .alpha = static_cast<const float*>(gates.decay),
+                               .stride = gates.stride,
+                               .dt_bias = gates.bias,
+                               .a = gates.a,
+                               .tokens = context.tokens(),
+                               .heads = heads,
+                               .b = context.b.get(count),
+                               .g = gates.decay ? context.g.get(count) : nullptr});
+}
+
+// Runs the decoding sequences of the batch through the ring and the prefilling ones in chunks.
+const float* recur(const LayerStepParams& layer, const std::byte* conv_out, Context& context) {
+  const StageTimer timer(context, Stage::kSsm);
+  RecurrentPrefillParams p;
+  p.shape = layer.shape;
+  p.route = layer.route;
+  p.state = layer.state;
+  p.rounding = layer.rounding;
   const int64_t bytes = context.element_bytes();
-  p.v = conv_out + layout.v * bytes;
-  p.k = conv_out + layout.k * bytes;
-  p.q = conv_out + layout.q * bytes;
-  p.v_stride = p.k_stride = p.q_stride = layout.stride;
+  p.v = conv_out + layer.conv.v * bytes;
+  p.k = conv_out + layer.conv.k * bytes;
+  p.q = conv_out + layer.conv.q * bytes;
+  p.v_stride = p.k_stride = p.q_stride = layer.conv.channels;
   p.b = context.b.get(0);
   p.g = context.g.get(0);
+  p.gate = layer.gate;
+  p.gate_stride = layer.gate_stride;
+  p.channel_gate = layer.channel_gate;
+  p.skip = layer.skip;
   float* o = context.mixed.get(context.tokens() * p.shape.heads * p.shape.head_dim);
   p.o = o;
 
-  const SequenceBatch all = sequence_batch(context);
+  const SequenceBatch& all = layer.batch;
   const int64_t decodes = context.arrays.decodes;
   if (decodes > 0) {
     p.batch = all;
     p.batch.sequences = decodes;
-    context.backend.recurrent_step(p);
+    step(layer.rounding.stream, p, context);
   }
   if (decodes < all.sequences) {
     p.batch = all;
+    p.batch.parent = nullptr;
     p.batch.sequences = all.sequences - decodes;
     p.batch.query_start += decodes;
     p.batch.slot += decodes;
@@ -123,18 +181,48 @@ float* recur(int64_t index, const std::byte* conv_out, const ConvLayout& layout,
   return o;
 }
 
-// The gated norm of a delta rule's outputs, head by head with one weight.
-const std::byte* norm_heads(GatedNormParams p, Context& context) {
+void norm_outputs(const LayerStepParams& layer, const float* o, Context& context) {
   const StageTimer timer(context, Stage::kNorm);
-  std::byte* y =
-      context.activated.get(context.tokens() * p.groups * p.group_dim * context.element_bytes());
-  p.rows = context.tokens();
-  p.weight_per_group = true;
-  p.eps = context.config.norm_eps;
-  p.y = y;
-  p.dtype = context.dtype();
-  context.backend.gated_norm(p);
-  return y;
+  const OutputNorm& norm = layer.norm;
+  context.backend.gated_norm({.x = o,
+                              .gate = static_cast<const float*>(norm.z),
+                              .gate_stride = norm.z_stride,
+                              .weight = norm.weight,
+                              .rows = context.tokens(),
+                              .groups = layer.shape.heads * layer.shape.head_dim / norm.group_dim,
+                              .group_dim = norm.group_dim,
+                              .weight_per_group = norm.weight_per_group,
+                              .gate_first = norm.gate_first,
+                              .activation = norm.activation,
+                              .eps = norm.eps,
+                              .y = layer.y,
+                              .dtype = context.dtype()});
+}
+
+// Everything between a layer's projections. `layer` comes with what is its own; returns what the
+// output projection takes. `index` counts the recurrent layers.
+const void* run_layer(int64_t index, LayerStepParams layer, Context& context) {
+  layer.shape = recurrent_shape(context.config);
+  const int64_t width = layer.shape.heads * layer.shape.head_dim;
+  layer.route = context.state->route;
+  layer.batch = sequence_batch(context);
+  layer.state = context.state->recurrent[index];
+  layer.tokens = context.tokens();
+  layer.conv.inputs = context.state->conv_inputs[index];
+  layer.rounding.stream = static_cast<uint32_t>(index);
+  layer.norm.eps = context.config.norm_eps;
+  layer.y = context.activated.get(context.tokens() * width * context.element_bytes());
+  layer.y_dtype = context.dtype();
+  const bool steps = context.arrays.decodes == layer.batch.sequences;
+  if (steps && context.state->snapshots.empty() && context.backend.fuses(layer)) {
+    const StageTimer timer(context, Stage::kSsm);
+    context.backend.layer_step(layer);
+    return layer.y;
+  }
+  const std::byte* conv_out = convolve(layer, context);
+  form_gates(layer, context);
+  norm_outputs(layer, recur(layer, conv_out, context), context);
+  return layer.y;
 }
 
 }  // namespace
@@ -162,42 +250,24 @@ void Mamba2Layer::forward(int64_t index, const void* normed, float* delta, Conte
     const StageTimer timer(context, Stage::kSsm);
     context.backend.scale_columns(z_xbc_dt, projection_scale_.data(), tokens, rows);
   }
-  const std::byte* xbc =
-      convolve(index, z_xbc_dt + inner, rows, channels, conv_weight_, conv_bias_, context);
-  {
-    const StageTimer timer(context, Stage::kSsm);
-    context.backend.mamba2_gates({.dt = z_xbc_dt + inner + channels,
-                                  .dt_stride = rows,
-                                  .dt_bias = dt_bias_.data(),
-                                  .a = a_.data(),
-                                  .dt_min = c.dt_min,
-                                  .dt_max = c.dt_max,
-                                  .tokens = tokens,
-                                  .heads = c.heads,
-                                  .b = context.b.get(tokens * c.heads),
-                                  .g = context.g.get(tokens * c.heads)});
-  }
-  const int64_t c_at = inner + c.groups * c.state_dim;
-  RecurrentPrefillParams own;
-  own.skip = d_.data();
-  const ConvLayout layout{.stride = channels, .v = 0, .k = inner, .q = c_at};
-  const float* y = recur(index, xbc, layout, context, own);
-  std::byte* gated = context.activated.get(tokens * inner * context.element_bytes());
-  {
-    const StageTimer timer(context, Stage::kNorm);
-    context.backend.gated_norm({.x = y,
-                                .gate = z_xbc_dt,
-                                .gate_stride = rows,
-                                .weight = norm_.size() ? norm_.data() : nullptr,
-                                .rows = tokens,
-                                .groups = groups,
-                                .group_dim = inner / groups,
-                                .gate_first = c.gate_first,
-                                .eps = context.config.norm_eps,
-                                .y = gated,
-                                .dtype = context.dtype()});
-  }
-  project(*out_proj_, gated, context.tokens(), delta, context);
+  LayerStepParams layer;
+  layer.conv = conv_of(z_xbc_dt + inner, rows, conv_weight_, conv_bias_);
+  layer.conv.channels = channels;
+  layer.conv.k = inner;
+  layer.conv.q = inner + c.groups * c.state_dim;
+  layer.gates = {.strength = z_xbc_dt + inner + channels,
+                 .stride = rows,
+                 .bias = dt_bias_.data(),
+                 .a = a_.data(),
+                 .min = c.dt_min,
+                 .max = c.dt_max};
+  layer.skip = d_.data();
+  layer.norm = {.z = z_xbc_dt,
+                .z_stride = rows,
+                .weight = norm_.size() ? norm_.data() : nullptr,
+                .group_dim = inner / groups,
+                .gate_first = c.gate_first};
+  project(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
 }
 
 GatedDeltaLayer::GatedDeltaLayer(const GatedDeltaWeights& weights, Context& context)
@@ -217,31 +287,23 @@ void GatedDeltaLayer::forward(int64_t index, const void* normed, float* delta,
   float* qkv_z_beta_alpha = context.projected.get(tokens * rows);
   project(*in_proj_, normed, context.tokens(), qkv_z_beta_alpha, context);
   const float* z = qkv_z_beta_alpha + channels;
-  const std::byte* qkv =
-      convolve(index, qkv_z_beta_alpha, rows, channels, conv_weight_, {}, context);
-  {
-    const StageTimer timer(context, Stage::kSsm);
-    context.backend.delta_gates({.beta = z + inner,
-                                 .alpha = z + inner + c.value_heads,
-                                 .stride = rows,
-                                 .dt_bias = dt_bias_.data(),
-                                 .a = a_.data(),
-                                 .tokens = tokens,
-                                 .heads = c.value_heads,
-                                 .b = context.b.get(tokens * c.value_heads),
-                                 .g = context.g.get(tokens * c.value_heads)});
-  }
-  const float* o =
-      recur(index, qkv, {.stride = channels, .v = 2 * keys, .k = keys, .q = 0}, context);
-  const std::byte* gated = norm_heads({.x = o,
-                                       .gate = z,
-                                       .gate_stride = rows,
-                                       .weight = norm_.data(),
-                                       .groups = c.value_heads,
-                                       .group_dim = c.value_dim,
-                                       .activation = activation_of(c.output_gate)},
-                                      context);
-  project(*out_proj_, gated, context.tokens(), delta, context);
+  LayerStepParams layer;
+  layer.conv = conv_of(qkv_z_beta_alpha, rows, conv_weight_, {});
+  layer.conv.channels = channels;
+  layer.conv.v = 2 * keys;
+  layer.conv.k = keys;
+  layer.gates = {.strength = z + inner,
+                 .decay = z + inner + c.value_heads,
+                 .stride = rows,
+                 .bias = dt_bias_.data(),
+                 .a = a_.data()};
+  layer.norm = {.z = z,
+                .z_stride = rows,
+                .weight = norm_.data(),
+                .group_dim = c.value_dim,
+                .weight_per_group = true,
+                .activation = activation_of(c.output_gate)};
+  project(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
 }
 
 KimiDeltaLayer::KimiDeltaLayer(const KimiDeltaWeights& weights, Context& context)
@@ -278,36 +340,27 @@ void KimiDeltaLayer::forward(int64_t index, const void* normed, float* delta,
   const int64_t inner = c.inner(), rows = in_proj_->out_features(), tokens = context.tokens();
   float* projected = context.projected.get(tokens * rows);
   project(*in_proj_, normed, context.tokens(), projected, context);
-  const std::byte* qkv = convolve(index, projected, rows, 3 * inner, conv_weight_, {}, context);
   const float* beta = projected + 3 * inner;
-  {
-    const StageTimer timer(context, Stage::kSsm);
-    context.backend.delta_gates({.beta = beta,
-                                 .stride = rows,
-                                 .tokens = tokens,
-                                 .heads = c.heads,
-                                 .b = context.b.get(tokens * c.heads)});
-  }
   const float* decay = raise(*decay_up_, beta + c.heads, rows, context);
   std::byte* gates = context.rounded.get(tokens * inner * context.element_bytes());
   context.backend.round_rows(decay, inner, tokens, inner, gates);
-  RecurrentPrefillParams own;
-  own.gate = gates;
-  own.gate_stride = inner;
-  own.channel_gate = {
+  LayerStepParams layer;
+  layer.conv = conv_of(projected, rows, conv_weight_, {});
+  layer.conv.channels = 3 * inner;
+  layer.conv.v = 2 * inner;
+  layer.conv.k = inner;
+  layer.gates = {.strength = beta, .stride = rows};
+  layer.gate = gates;
+  layer.gate_stride = inner;
+  layer.channel_gate = {
       .scale = a_.data(), .bias = dt_bias_.data(), .lower_bound = c.gate_lower_bound};
-  const ConvLayout layout{.stride = 3 * inner, .v = 2 * inner, .k = inner, .q = 0};
-  const float* o = recur(index, qkv, layout, context, own);
-  const float* z = raise(*gate_up_, beta + c.heads + c.head_dim, rows, context);
-  const std::byte* gated = norm_heads({.x = o,
-                                       .gate = z,
-                                       .gate_stride = inner,
-                                       .weight = norm_.data(),
-                                       .groups = c.heads,
-                                       .group_dim = c.head_dim,
-                                       .activation = activation_of(c.output_gate)},
-                                      context);
-  project(*out_proj_, gated, context.tokens(), delta, context);
+  layer.norm = {.z = raise(*gate_up_, beta + c.heads + c.head_dim, rows, context),
+                .z_stride = inner,
+                .weight = norm_.data(),
+                .group_dim = c.head_dim,
+                .weight_per_group = true,
+                .activation = activation_of(c.output_gate)};
+  project(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
 }
 
 }  // namespace replayssm

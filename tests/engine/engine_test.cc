@@ -11,61 +11,19 @@
 #include "core/check.h"
 #include "core/philox.h"
 #include "engine/fake_model.h"
+#include "engine/requests.h"
 
 namespace replayssm {
 namespace {
 
-using testing::extend_hash;
+using testing::expect_all_returned;
+using testing::expected_output;
 using testing::FakeModel;
 using ::testing::HasSubstr;
-using testing::logits_of;
+using testing::Outputs;
+using testing::request_of;
+using testing::run;
 using ::testing::ThrowsMessage;
-
-Request request_of(int seed, int64_t prompt_len, int64_t max_tokens, double temperature = 1) {
-  Request request;
-  for (int64_t i = 0; i < prompt_len; ++i) {
-    request.prompt.push_back(static_cast<int32_t>((seed * 17 + i * i) % 64));
-  }
-  request.max_tokens = max_tokens;
-  request.sampling = {.temperature = temperature,
-                      .top_k = 20,
-                      .top_p = 0.9,
-                      .repetition_penalty = 1.1,
-                      .presence_penalty = 0.2,
-                      .seed = static_cast<uint64_t>(seed)};
-  return request;
-}
-
-// The output by the definition: logits of all tokens so far, one sample, and again.
-std::vector<int32_t> expected_output(const Request& request) {
-  uint64_t hash = 0;
-  for (const int32_t id : request.prompt) hash = extend_hash(hash, id);
-  std::vector<int32_t> output;
-  for (int64_t i = 0; i < request.max_tokens; ++i) {
-    const auto position = static_cast<int64_t>(request.prompt.size() + output.size());
-    const auto token =
-        sample(logits_of(hash, 64), request.sampling, request.prompt, output, position);
-    output.push_back(token.id);
-    hash = extend_hash(hash, token.id);
-  }
-  return output;
-}
-
-using Outputs = std::map<int64_t, std::vector<int32_t>>;
-
-Outputs run(Engine& engine) {
-  Outputs outputs;
-  while (!engine.idle()) {
-    for (const RequestOutput& output : engine.step()) {
-      outputs[output.request].push_back(output.token.id);
-    }
-  }
-  return outputs;
-}
-
-void expect_all_returned(const Engine& engine) {
-  EXPECT_EQ(engine.kv().free_blocks(), engine.kv().blocks());
-}
 
 using Setting = std::tuple<Route, int32_t /* buffer_len */, int64_t /* max_num_seqs */,
                            int64_t /* max_num_batched_tokens */, int64_t /* kv_blocks */>;

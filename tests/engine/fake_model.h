@@ -27,16 +27,22 @@ class FakeModel final : public Model {
   int64_t weight_bytes() const override { return 0; }
   Memory& memory() override { return *memory_; }
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
+  void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) override;
   StageTimes& stage_times() override { return stage_times_; }
 
   ModelConfig& mutable_config() { return config_; }
   void use_memory(Memory& memory) { memory_ = &memory; }  // of the host
 
+  int64_t longest_window() const override { return longest; }
+
+  int64_t longest = kMaxTreeWindow;
   int64_t fail_at_forward = -1;  // the forward pass of this number throws
+  uint64_t salt = 0;             // of the logits: another one, another model
   int32_t nan_after = -1;        // logits are NaN where the last token is this one
   int64_t forwards = 0;
   int64_t mixed_forwards = 0;  // with decodes and prompts
   int64_t folds = 0;
+  int64_t deferred_tokens = 0, moved_rows = 0;  // of windows; by commits of trees
 
  private:
   ModelConfig config_;

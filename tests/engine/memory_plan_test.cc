@@ -28,6 +28,10 @@ class LimitedMemory final : public Memory {
   void read(void* host, const void* from, int64_t bytes) override {
     host_memory().read(host, from, bytes);
   }
+  void copy(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
+            int64_t count) override {
+    host_memory().copy(to, to_stride, from, from_stride, bytes, count);
+  }
   MemoryCapacity capacity() const override { return limit; }
 };
 

@@ -35,6 +35,9 @@ std::vector<double> exact_probabilities(const SamplingParams& params) {
     }
     x -= params.frequency_penalty * static_cast<double>(in_output);
     if (in_output > 0) x -= params.presence_penalty;
+    for (const auto& [biased, bias] : params.logit_bias) {
+      if (biased == static_cast<int32_t>(id)) x += bias;
+    }
     x /= params.temperature;
   }
   std::vector<size_t> order(logits.size());
@@ -75,6 +78,7 @@ const std::vector<SamplingParams> kSettings = {
     {.temperature = 1, .repetition_penalty = 1.7},
     {.temperature = 1, .repetition_penalty = 0.6},
     {.temperature = 1, .presence_penalty = 0.7, .frequency_penalty = 0.4},
+    {.temperature = 1, .logit_bias = {{1, 2.5F}, {3, -100}}},
     {.temperature = 0.8,
      .top_k = 5,
      .top_p = 0.9,

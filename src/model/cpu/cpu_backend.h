@@ -6,6 +6,7 @@
 #include "core/thread_pool.h"
 #include "model/layers.h"
 #include "ops/cpu/dense.h"
+#include "ops/cpu/slots.h"
 
 namespace replayssm {
 
@@ -28,7 +29,7 @@ class CpuBackend final : public Backend {
   }
   void add_norm(const AddNormParams& params) override;
   void gated_norm(const GatedNormParams& params) override { cpu::gated_rms_norm(params, pool_); }
-  void mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim, void* y) override;
+  void gated_product(const GatedProductParams& params) override;
   void scale_columns(float* x, const float* scale, int64_t rows, int64_t dim) override {
     cpu::scale_columns(x, dim, scale, rows, dim, pool_);
   }
@@ -44,6 +45,12 @@ class CpuBackend final : public Backend {
   void conv(const ConvParams& params) override;
   void recurrent_step(const RecurrentStepParams& params) override;
   void recurrent_prefill(const RecurrentPrefillParams& params) override;
+  void snapshot_step(const SnapshotStepParams& params) override;
+  void compact(const CompactParams& params) override { cpu::compact(params, pool_); }
+  void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                  const int32_t* accepted) override {
+    cpu::compact_kv(cache, batch, path, accepted, pool_);
+  }
   void attend(const AttentionParams& params) override;
   void route_experts(const RouterParams& params) override { cpu::route_experts(params, pool_); }
   void mix_experts(const ExpertMixParams& params) override;
@@ -53,6 +60,8 @@ class CpuBackend final : public Backend {
   void end_stage(Stage stage) override;
 
  private:
+  // up: [rows, 2 * dim] gate first, the gate scaled; or [rows, dim].
+  void mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim, void* y);
   void* workspace(const RecurrentStepParams& params);
   void round_emulated(const RecurrentStepParams& params, bool prefill);
 

@@ -6,12 +6,20 @@
 #include "ops/cuda/dense.h"
 #include "ops/cuda/experts.h"
 #include "ops/cuda/gates.h"
+#include "ops/cuda/layer.h"
 #include "ops/cuda/norms.h"
 #include "ops/cuda/recurrent.h"
 #include "ops/cuda/recurrent_prefill.h"
+#include "ops/cuda/slots.h"
+#include "ops/cuda/snapshot_step.h"
+#include "ops/cuda/vector_width.h"
 
 namespace replayssm {
 namespace {
+
+// At more sequences than these the launches that fusion saves cost less than what it adds to every
+// block.
+constexpr int64_t kMostFused = 64;
 
 cuda::InRows in(const float* data, int64_t stride) { return {data, stride, DType::kFloat32}; }
 cuda::OutRows out(float* data, int64_t stride) { return {data, stride, DType::kFloat32}; }
@@ -123,7 +131,8 @@ void CudaBackend::plan_part(AttentionPart& part, int64_t first, int64_t sequence
                 .query_start = a.query_start + first,
                 .position = a.position + first,
                 .block_table = a.block_table + first * a.block_table_stride,
-                .block_table_stride = a.block_table_stride};
+                .block_table_stride = a.block_table_stride,
+                .ancestors = a.ancestors};
   if (sequences == 0) return;
   part.shape = {.sequences = sequences,
                 .tokens = tokens,
@@ -158,17 +167,17 @@ void CudaBackend::reserve_attention(const PassLimits& limits) {
     part.plan.get(plan);
     part.workspace.get(workspace);
   };
-  take(decoding_, 1);
+  take(decoding_, limits.window);
   take(prefilling_, limits.tokens);
 }
 
-void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& state) {
+void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& /*state*/) {
   arrays_ = arrays;
   // Steps come in few sizes and again and again.
   linear_.tune(arrays.sequences > 0 && arrays.decodes == arrays.sequences);
   if (kv_heads_ == 0) return;
   const int64_t prefills = arrays.sequences - arrays.decodes;
-  const int64_t window = state.ring.max_window;
+  const int64_t window = arrays.longest_step;
   start_stage();
   plan_part(decoding_, 0, arrays.decodes, arrays.decodes * window, window);
   plan_part(prefilling_, arrays.decodes, prefills, arrays.tokens, arrays.longest_window);
@@ -184,8 +193,35 @@ void CudaBackend::recurrent_step(const RecurrentStepParams& params) {
   cuda::recurrent_step(params, device_, stream_.get());
 }
 
+bool CudaBackend::fuses(const LayerStepParams& p) const {
+  const auto aligned = [](const void* rows, int64_t stride) {
+    return cuda::rows_aligned(rows, stride * dtype_bytes(DType::kFloat32));
+  };
+  return p.batch.sequences > 0 && p.batch.sequences <= kMostFused &&
+         aligned(p.conv.x, p.conv.x_stride) && aligned(p.norm.z, p.norm.z_stride);
+}
+
+// All sizes together, so that captured passes outlive the first larger one.
+void CudaBackend::layer_step(const LayerStepParams& params) {
+  LayerStepParams largest = params;
+  largest.tokens = std::max(params.tokens, kMostFused * params.batch.ring.max_window);
+  void* workspace = step_.get(cuda::layer_workspace_bytes(largest));
+  cuda::layer_step(params, workspace, device_, stream_.get());
+}
+
 void CudaBackend::recurrent_prefill(const RecurrentPrefillParams& params) {
   cuda::recurrent_prefill(params, stream_.get());
+}
+
+void CudaBackend::snapshot_step(const SnapshotStepParams& params) {
+  cuda::snapshot_step(params, stream_.get());
+}
+
+void CudaBackend::compact(const CompactParams& params) { cuda::compact(params, stream_.get()); }
+
+void CudaBackend::compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                             const int32_t* accepted) {
+  cuda::compact_kv(cache, batch, path, accepted, stream_.get());
 }
 
 void CudaBackend::attend(const AttentionParams& p) {
@@ -215,6 +251,7 @@ void CudaBackend::attend(const AttentionParams& p) {
                                      .position = arrays_.position,
                                      .block_table = arrays_.block_table,
                                      .block_table_stride = arrays_.block_table_stride},
+                           .depth = arrays_.depth,
                            .q_out = queries},
                           stream_.get());
   for (AttentionPart* part : {&decoding_, &prefilling_}) {

@@ -32,7 +32,7 @@ class CudaBackend final : public Backend {
              float* out) override;
   void add_norm(const AddNormParams& params) override;
   void gated_norm(const GatedNormParams& params) override;
-  void mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim, void* y) override;
+  void gated_product(const GatedProductParams& params) override;
   void scale_columns(float* x, const float* scale, int64_t rows, int64_t dim) override;
   void round_rows(const float* x, int64_t x_stride, int64_t rows, int64_t dim, void* y) override;
   void copy_heads(const float* x, int64_t x_stride, int64_t x_head_stride, int64_t rows,
@@ -44,6 +44,12 @@ class CudaBackend final : public Backend {
   void conv(const ConvParams& params) override;
   void recurrent_step(const RecurrentStepParams& params) override;
   void recurrent_prefill(const RecurrentPrefillParams& params) override;
+  void snapshot_step(const SnapshotStepParams& params) override;
+  void compact(const CompactParams& params) override;
+  void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                  const int32_t* accepted) override;
+  bool fuses(const LayerStepParams& params) const override;
+  void layer_step(const LayerStepParams& params) override;
   void attend(const AttentionParams& params) override;
   void route_experts(const RouterParams& params) override;
   void mix_experts(const ExpertMixParams& params) override;
@@ -53,6 +59,8 @@ class CudaBackend final : public Backend {
   void end_stage(Stage stage) override { clock_.end(stage, stream_.get()); }
 
  private:
+  // up: [rows, 2 * dim] gate first, the gate scaled; or [rows, dim].
+  void mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim, void* y);
   // The decoding or the prefilling sequences of a pass as attention sees them.
   struct AttentionPart {
     explicit AttentionPart(Memory& memory) : plan(memory), workspace(memory) {}
@@ -78,7 +86,8 @@ class CudaBackend final : public Backend {
   // The pass at hand.
   PassArrays arrays_;
   AttentionPart decoding_{memory_}, prefilling_{memory_};
-  Scratch<std::byte> queries_{memory_}, expert_plan_{memory_}, expert_activated_{memory_};
+  Scratch<std::byte> queries_{memory_}, step_{memory_}, expert_plan_{memory_},
+      expert_activated_{memory_};
   Scratch<float> expert_up_{memory_}, expert_out_{memory_}, gated_{memory_};
 };
 

@@ -46,21 +46,35 @@ class CudaProduct final : public Product {
 
   void apply(const void* x, int64_t x_head_stride, int64_t rows, float* y,
              int64_t y_head_stride) const override {
-    runner_.run({.x = x,
-                 .x_head_stride = x_head_stride,
-                 .weight = weight_.as<>(),
-                 .bias = bias_.data(),
-                 .in_features = in_features(),
-                 .out_features = out_features(),
-                 .heads = heads(),
-                 .rows = rows,
-                 .dtype = dtype_,
-                 .y = y,
-                 .y_head_stride = y_head_stride},
-                stream_);
+    runner_.run(params(x, x_head_stride, rows, y, y_head_stride), stream_);
+  }
+
+  // Returns whether the gate has been applied, else the product is in p.product.
+  bool apply_gated(const GatedProductParams& p) const {
+    cuda::LinearParams linear = params(p.x, in_features(), p.rows, p.product, out_features());
+    linear.activation = p.gate == MlpGate::kSwiGlu ? cuda::LinearActivation::kSwiGlu
+                                                   : cuda::LinearActivation::kReluSquared;
+    linear.scale = p.scale;
+    linear.activated = p.y;
+    return runner_.run(linear, stream_);
   }
 
  private:
+  cuda::LinearParams params(const void* x, int64_t x_head_stride, int64_t rows, float* y,
+                            int64_t y_head_stride) const {
+    return {.x = x,
+            .x_head_stride = x_head_stride,
+            .weight = weight_.as<>(),
+            .bias = bias_.data(),
+            .in_features = in_features(),
+            .out_features = out_features(),
+            .heads = heads(),
+            .rows = rows,
+            .dtype = dtype_,
+            .y = y,
+            .y_head_stride = y_head_stride};
+  }
+
   DType dtype_;
   Buffer weight_;
   Array<float> bias_;
@@ -110,6 +124,16 @@ std::unique_ptr<Experts> CudaBackend::make_experts(const std::vector<MlpWeights>
   packed->up_rows = packed->up.bytes() / row_bytes;
   packed->intermediate = packed->down.bytes() / row_bytes;
   return packed;
+}
+
+void CudaBackend::gated_product(const GatedProductParams& p) {
+  start_stage();
+  const bool gated = static_cast<const CudaProduct&>(*p.up).apply_gated(p);
+  end_stage(Stage::kMatmul);
+  if (gated) return;
+  start_stage();
+  mlp_gate(p.gate, p.product, p.scale, p.rows, p.dim, p.y);
+  end_stage(Stage::kOther);
 }
 
 void CudaBackend::route_experts(const RouterParams& params) {

@@ -101,6 +101,27 @@ void DeviceMemory::read(void* host, const void* from, int64_t bytes) {
   stream_.synchronize();
 }
 
+void DeviceMemory::copy(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                        int64_t bytes, int64_t count) {
+  if (bytes == 0 || count == 0) return;
+  const bool strided = count > 1 && to_stride <= INT_MAX && from_stride <= INT_MAX;
+  if (strided) {
+    check_cuda(cudaMemcpy2DAsync(to, static_cast<size_t>(to_stride), from,
+                                 static_cast<size_t>(from_stride), static_cast<size_t>(bytes),
+                                 static_cast<size_t>(count), cudaMemcpyDeviceToDevice,
+                                 stream_.get()),
+               "copying device memory");
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    check_cuda(cudaMemcpyAsync(static_cast<char*>(to) + i * to_stride,
+                               static_cast<const char*>(from) + i * from_stride,
+                               static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
+                               stream_.get()),
+               "copying device memory");
+  }
+}
+
 MemoryCapacity DeviceMemory::capacity() const {
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "device memory");

@@ -36,6 +36,8 @@ class DeviceMemory final : public Memory {
   void zero(void* first, int64_t bytes, int64_t stride, int64_t count) override;
   void write(void* to, const void* host, int64_t bytes) override;
   void read(void* host, const void* from, int64_t bytes) override;
+  void copy(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
+            int64_t count) override;
   MemoryCapacity capacity() const override;
 
   // Pieces given back so far: pointers that were captured before may be stale once it has grown.
@@ -59,6 +61,10 @@ class PinnedMemory final : public Memory {
   }
   void read(void* host, const void* from, int64_t bytes) override {
     host_memory().read(host, from, bytes);
+  }
+  void copy(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
+            int64_t count) override {
+    host_memory().copy(to, to_stride, from, from_stride, bytes, count);
   }
   MemoryCapacity capacity() const override { return {}; }
 };

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "ops/cuda/activations.cuh"
 #include "ops/cuda/check_rows.h"
 #include "ops/cuda/dense.h"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/mlp_gates.cuh"
 
 namespace replayssm::cuda {
 namespace {
@@ -56,7 +56,7 @@ struct SwiGlu {
     load(gate_up, row, column, gate);
     load(gate_up, row, dim + column, up);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) up[i] *= silu(gate[i] * scale);
+    for (int i = 0; i < kCount; ++i) up[i] = swiglu(gate[i], scale, up[i]);
     store(y, row, column, up);
   }
 };
@@ -71,10 +71,7 @@ struct ReluSquared {
     float value[kCount];
     load(x, row, column, value);
 #pragma unroll
-    for (float& v : value) {
-      v = v > 0 ? v * scale : 0.0f;
-      v *= v;
-    }
+    for (float& v : value) v = relu_squared(v, scale);
     store(y, row, column, value);
   }
 };

@@ -11,6 +11,13 @@
 
 namespace replayssm::cuda {
 
+// What becomes of a product's results y, scaled by `scale` where they are gates.
+enum class LinearActivation : uint8_t {
+  kNone,
+  kSwiGlu,       // silu(scale y[i]) y[half + i], with y's first half the gates
+  kReluSquared,  // relu(scale y[i])^2
+};
+
 // For each of `heads` heads: y[m, n] = sum_k x[m, k] weight[n, k] + bias[n], accumulated in fp32.
 struct LinearParams {
   const void* x = nullptr;  // [rows, heads, x_head_stride], of which in_features are read
@@ -24,6 +31,10 @@ struct LinearParams {
   DType dtype = DType::kBFloat16;  // of x and weight: float32, float16 or bfloat16
   float* y = nullptr;  // [rows, heads, y_head_stride], of which out_features are written
   int64_t y_head_stride = 0;
+  // One head only: its outputs, side by side, in x's type. y may then be left alone.
+  LinearActivation activation = LinearActivation::kNone;
+  float scale = 1;
+  void* activated = nullptr;
 };
 
 // How products are run: the library's handle, its scratch memory and the way chosen for every shape
@@ -33,11 +44,12 @@ class LinearRunner {
   explicit LinearRunner(Memory& memory);
   ~LinearRunner();
 
-  // Enqueued only. A shape's first call asks the library for an algorithm.
-  void run(const LinearParams& params, cudaStream_t stream);
+  // Enqueued only. A shape's first call asks the library for an algorithm. Returns whether the
+  // activation has been applied: else y holds the product.
+  bool run(const LinearParams& params, cudaStream_t stream);
 
   // While tuning is on, a shape's first call outside of captures waits for the device: it times the
-  // algorithms that the library proposes and the kernel for very few rows (skinny.h), and keeps the
+  // algorithms that the library proposes and the kernel for few rows (skinny.h), and keeps the
   // fastest.
   void tune(bool on);
 

@@ -27,6 +27,9 @@ bool reads_copy(const RecurrentState& state) {
   return dtype_bytes(state.read_copy.dtype) == 1 && dtype_bytes(state.activation_dtype) == 2;
 }
 
+// Most blocks of a grid that all run at once.
+constexpr int64_t kEarlyBlocks = 512;
+
 void check_step(const RecurrentStepParams& p) {
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0, "heads=", s.heads,
@@ -44,6 +47,7 @@ void check_step(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(kda ? p.state.ring_gate && p.channel_gate.scale && p.channel_gate.bias
                       : p.state.ring_g != nullptr,
                   "a state without gates");
+  REPLAYSSM_CHECK(rows_aligned(p.batch.plan), "a plan must start at a multiple of 16 bytes");
   REPLAYSSM_CHECK(p.batch.sequences < 65536, "sequences=", p.batch.sequences);
 }
 
@@ -110,6 +114,7 @@ void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaun
   }
   const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
                   static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
+  launch.early = int64_t{grid.x} * grid.y * grid.z <= kEarlyBlocks;
   switch (s.family) {
     case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, grid, stream);
     case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, grid, stream);
@@ -132,6 +137,7 @@ void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cud
   RecurrentStepParams step;
   step.shape = params.shape;
   step.batch = params.batch;
+  step.batch.plan = nullptr;
   step.state = params.state;
   step.channel_gate = params.channel_gate;
   step.rounding = params.rounding;

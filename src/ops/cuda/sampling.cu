@@ -143,14 +143,16 @@ class RowSampler {
   // The first in the order. failed_: a logit is NaN, or the largest is not finite.
   __device__ Rank find_best() {
     Rank best;
-    int flag = 0;
+    int flag = 0, first = 0;
     float most = -INFINITY;
     for_logits([&](int id, float x) {
-      flag |= isnan(x) || x == INFINITY;
-      most = fmaxf(most, x);
+      flag |= !(x < INFINITY);             // NaN too
+      if (x > most) most = x, first = id;  // ids ascend
+      if (!penalised_) return;
       const Rank r = rank_of(value(id, x), id);
       if (best < r) best = r;
     });
+    if (!penalised_ && most > -INFINITY) best = rank_of(most, first);
     // Bit 0: wrong; bit 1: there is a finite one.
     flag |= most > -INFINITY ? 2 : 0;
     for (int d = 16; d > 0; d /= 2) {

@@ -15,6 +15,8 @@ struct StepLaunch {
   int head_passes = 0;                   // that those are
   FastDivide group, ring_rows;           // by heads of a key head, ring rows
   FastDivide passes;                     // by head_passes
+  bool early = false;                    // all blocks run at once, and prepare what they can before
+                                         // they wait for the kernel before
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 
@@ -25,9 +27,6 @@ struct StepLaunch {
   FastDivide conv_rows;  // by the rows of a slot's inputs
   int conv_units = 0;    // of kConvUnit channels that a block convolves
 };
-
-// How a step is cut into blocks whose rows of ring and window fit into shared memory.
-LaunchConfig fitting_launch(const RecurrentStepParams& params, const Device& device);
 
 // Checks and launches. `launch` comes with what does not follow from the other two.
 void run_step(const RecurrentStepParams& params, const LaunchConfig& config, StepLaunch launch,

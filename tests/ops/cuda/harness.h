@@ -82,6 +82,7 @@ class DeviceCall {
     query_start_ = query_start;
     slot_ = slots;
     parent_ = parents(windows);
+    plan_ = std::vector<SequencePlan>(slots.size());
     o_ = std::vector<uint8_t>(query_start.back() * s.heads * s.head_dim * dtype_bytes(c.output),
                               0xff);
 
@@ -92,6 +93,8 @@ class DeviceCall {
                device.cursors(),
                pool.ring(),
                parent_.data()};
+    // Calls of two sequences take them as they come.
+    if (slots.size() != 2) p.batch.plan = plan_.data();
     p.state = device.state();
     p.v = v_.data();
     p.k = k_.data();
@@ -179,6 +182,7 @@ class DeviceCall {
   Case case_;
   DeviceArray<int32_t> query_start_, slot_, parent_;
   DeviceArray<uint8_t> v_, k_, q_, gate_, z_, o_;
+  DeviceArray<SequencePlan> plan_;
   DeviceArray<float> b_, g_, skip_, scale_, bias_;
   DeviceArray<uint64_t> seeds_;
 };

@@ -23,11 +23,12 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-    for (const int64_t rows : {1, 2, 3, 4, 7, 33}) {
+    for (const int64_t rows : {1, 2, 4, 7, 8, 33}) {
       all.push_back({dtype, rows, 64, 40, 1, 0, 0, false});
       all.push_back({dtype, rows, 2568, 37, 1, 0, 0, true});
       all.push_back({dtype, rows, 192, 5, 1, 8, 3, true});
       all.push_back({dtype, rows, 32, 48, 3, 16, 8, false});
+      all.push_back({dtype, rows, 1032, 4243, 1, 0, 0, false});
     }
   }
   return all;
@@ -128,6 +129,63 @@ TEST(CudaLinear, KernelForFewRowsIsTheSumOfProducts) {
   EXPECT_GT(compared, 12);
 }
 
+// y of a row whose product is `sums`; half of them are gates.
+double activated(cuda::LinearActivation activation, float scale, const std::vector<double>& sums,
+                 int64_t n) {
+  if (activation == cuda::LinearActivation::kReluSquared) {
+    const double x = std::max(sums[n], 0.0) * scale;
+    return x * x;
+  }
+  const double gate = sums[n] * scale;
+  return gate / (1 + std::exp(-gate)) * sums[sums.size() / 2 + n];
+}
+
+TEST(CudaLinear, KernelForFewRowsAppliesActivations) {
+  REQUIRE_DEVICE();
+  constexpr float kScale = 0.75f;
+  constexpr int64_t kIn = 136;
+  for (const auto activation :
+       {cuda::LinearActivation::kSwiGlu, cuda::LinearActivation::kReluSquared}) {
+    for (const int64_t rows : {1, 3, 8}) {
+      for (const int64_t out : {2, 38, 4246}) {
+        const Values x(DType::kBFloat16, rows * kIn, 4), weight(DType::kBFloat16, out * kIn, 5);
+        const Values bias(DType::kFloat32, out, 6);
+        const DeviceArray<std::byte> x_there(x.bytes), weight_there(weight.bytes),
+            bias_there(bias.bytes);
+        const int64_t width = activation == cuda::LinearActivation::kSwiGlu ? out / 2 : out;
+        DeviceArray<bf16> y_there(std::vector<bf16>(rows * width, from_float<bf16>(-77)));
+        const cuda::Stream stream;
+        cuda::skinny_product({.x = x_there.data(),
+                              .x_head_stride = kIn,
+                              .weight = weight_there.data(),
+                              .bias = reinterpret_cast<const float*>(bias_there.data()),
+                              .in_features = kIn,
+                              .out_features = out,
+                              .rows = rows,
+                              .activation = activation,
+                              .scale = kScale,
+                              .activated = y_there.data()},
+                             stream.get());
+        stream.synchronize();
+        std::vector<bf16> y;
+        y_there.download(y);
+        for (int64_t r = 0; r < rows; ++r) {
+          std::vector<double> sums(bias.exact);
+          for (int64_t n = 0; n < out; ++n) {
+            for (int64_t k = 0; k < kIn; ++k)
+              sums[n] += x.exact[r * kIn + k] * weight.exact[n * kIn + k];
+          }
+          for (int64_t n = 0; n < width; ++n) {
+            const double want = activated(activation, kScale, sums, n);
+            ASSERT_NEAR(to_float(y[r * width + n]), want, std::abs(want) / 250 + 1e-3)
+                << "rows=" << rows << " out=" << out << " row " << r << " output " << n;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(CudaLinear, FewRowsAreOfSixteenBitsAndAligned) {
   alignas(16) static const char memory[64] = {};
   cuda::LinearParams p{.x = memory, .x_head_stride = 8, .weight = memory, .in_features = 8};
@@ -139,13 +197,14 @@ TEST(CudaLinear, FewRowsAreOfSixteenBitsAndAligned) {
     change(changed);
     return !cuda::is_skinny(changed);
   };
-  EXPECT_TRUE(refused([](auto& q) { q.rows = 5; }));
+  EXPECT_TRUE(refused([](auto& q) { q.rows = 9; }));
   EXPECT_TRUE(refused([](auto& q) { q.heads = 2; }));
   EXPECT_TRUE(refused([](auto& q) { q.dtype = DType::kFloat32; }));
   EXPECT_TRUE(refused([](auto& q) { q.x = memory + 2; }));
   EXPECT_TRUE(refused([](auto& q) { q.x_head_stride = 9; }));
   EXPECT_TRUE(refused([](auto& q) { q.weight = memory + 8; }));
   EXPECT_TRUE(refused([](auto& q) { q.in_features = 12; }));
+  EXPECT_TRUE(refused([](auto& q) { q.in_features = q.x_head_stride = 1 << 14; }));
 }
 
 }  // namespace

@@ -1,0 +1,426 @@
+#include "server/http.h"
+
+#include <sys/socket.h>
+
+#include <atomic>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <chrono>
+#include <set>
+
+#include "core/check.h"
+#include "server/http_text.h"
+
+namespace replayssm::http {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+using tcp = asio::ip::tcp;
+using boost::system::error_code;
+using Parser = beast::http::request_parser<beast::http::string_body>;
+
+constexpr uint32_t kMaxHeader = 32 << 10;
+constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+// Pieces of a stream that follow one another within this time share a send: at many tokens a second
+// sends would take more of the machine than all else that the server does for them.
+constexpr std::chrono::milliseconds kGather{10};
+
+std::string text_of(const Parser& parser, beast::http::field field) {
+  return std::string(parser.get()[field]);
+}
+
+Request request_of(Parser& parser, std::string peer) {
+  Request request;
+  auto& message = parser.get();
+  request.method = std::string(message.method_string());
+  const std::string target(message.target());
+  const size_t mark = target.find('?');
+  request.path = target.substr(0, mark);
+  if (mark != std::string::npos) request.query = target.substr(mark + 1);
+  request.authorization = text_of(parser, beast::http::field::authorization);
+  request.origin = text_of(parser, beast::http::field::origin);
+  request.content_type = text_of(parser, beast::http::field::content_type);
+  request.id = std::string(message["X-Request-Id"]);
+  request.body = std::move(message.body());
+  request.peer = std::move(peer);
+  return request;
+}
+
+// Whether the client said something that is no HTTP, and not just too little.
+bool is_malformed(const error_code& code) {
+  using beast::http::error;
+  const auto& http = beast::http::make_error_code(error::bad_method).category();
+  return code.category() == http && code != error::end_of_stream && code != error::partial_message;
+}
+
+}  // namespace
+
+class Session;
+
+struct Server::Impl {
+  Impl(const Options& used_options, Callbacks used_callbacks);
+
+  asio::awaitable<void> accept();
+  void close_listener();
+
+  Options options;
+  Callbacks callbacks;
+  std::set<Session*> sessions;
+  std::atomic<int64_t> connections{0};
+  uint16_t port = 0;
+  bool closing = false;
+  asio::io_context io{1};  // holds the sessions: goes first
+  tcp::acceptor acceptor{io};
+  asio::signal_set signals{io};
+};
+
+// One connection: reads a request, waits for its answer to be whole and sent, and again.
+class Session final : public std::enable_shared_from_this<Session> {
+ public:
+  Session(tcp::socket socket, Server::Impl& server)
+      : stream_(std::move(socket)), wake_(stream_.get_executor()), server_(server) {
+    error_code error;
+    const auto peer = stream_.socket().remote_endpoint(error);
+    if (!error) peer_ = peer.address().to_string();
+    stream_.socket().set_option(tcp::no_delay(true), error);
+    server_.sessions.insert(this);
+    server_.connections = std::ssize(server_.sessions);
+  }
+  ~Session() {
+    server_.sessions.erase(this);
+    server_.connections = std::ssize(server_.sessions);
+  }
+
+  asio::awaitable<void> run();
+  void close_if_idle() {
+    if (idle_) close();
+  }
+
+  // Of the answer at hand, for its exchange.
+  void send(std::string_view bytes);
+  void finish();
+
+  uint64_t answer = 0;  // the number of the exchange that may speak
+  bool chunked = false, head = false, keep_alive = false;
+  std::function<void()> abort;
+  Server::Impl& server() { return server_; }
+
+ private:
+  asio::awaitable<bool> read(Parser& parser);
+  asio::awaitable<bool> read_body(Parser& parser);
+  asio::awaitable<bool> write_answer();
+  asio::awaitable<void> refuse(int status, const std::string& why);
+  void watch();
+  void gone();
+  void close() {
+    error_code error;
+    stream_.socket().close(error);
+  }
+  void expire(int seconds) { stream_.expires_after(std::chrono::seconds(seconds)); }
+
+  beast::tcp_stream stream_;
+  asio::steady_timer wake_;  // cancelled when there is something to write
+  beast::flat_buffer buffer_;
+  Server::Impl& server_;
+  std::string peer_, unsent_;
+  bool idle_ = true, finished_ = false, gone_ = false;
+  bool gathering_ = false;  // further pieces before the next send
+  std::chrono::steady_clock::time_point next_send_{};
+};
+
+namespace {
+
+class SessionExchange final : public Exchange {
+ public:
+  explicit SessionExchange(const std::shared_ptr<Session>& session)
+      : session_(session), number_(session->answer) {}
+  ~SessionExchange() override { SessionExchange::end(); }
+
+  void reply(Response response) override {
+    if (const auto session = live()) {
+      session->send(whole_answer(response, session->keep_alive, session->head));
+      session->finish();
+    }
+  }
+  void begin(Response response) override {
+    if (const auto session = live()) {
+      session->send(stream_head(response, session->keep_alive, session->chunked));
+      if (!response.body.empty()) write(response.body);
+    }
+  }
+  void write(std::string_view piece) override {
+    const auto session = live();
+    if (!session || session->head || piece.empty()) return;
+    session->send(session->chunked ? chunk(piece) : std::string(piece));
+  }
+  void end() override {
+    if (const auto session = live()) {
+      if (session->chunked && !session->head) session->send("0\r\n\r\n");
+      session->finish();
+    }
+  }
+  void on_abort(std::function<void()> abort) override {
+    if (const auto session = live()) {
+      session->abort = std::move(abort);
+    } else if (abort) {
+      session_.reset();
+      abort();
+    }
+  }
+
+ private:
+  std::shared_ptr<Session> live() const {
+    auto session = session_.lock();
+    return session && session->answer == number_ ? session : nullptr;
+  }
+
+  std::weak_ptr<Session> session_;
+  uint64_t number_;
+};
+
+}  // namespace
+
+void Session::send(std::string_view bytes) {
+  if (gone_) return;
+  unsent_ += bytes;
+  if (std::ssize(unsent_) > server_.options.max_unsent) {
+    // Not from here: who writes does not expect to be told that nobody listens.
+    asio::post(stream_.get_executor(), [self = weak_from_this()] {
+      if (const auto session = self.lock()) session->gone();
+    });
+  }
+  if (!gathering_) wake_.cancel();
+}
+
+void Session::finish() {
+  ++answer;
+  finished_ = true;
+  abort = nullptr;
+  wake_.cancel();
+}
+
+// The client has gone, or is taken to be: the request is given up.
+void Session::gone() {
+  if (gone_) return;
+  gone_ = true;
+  ++answer;
+  close();
+  wake_.cancel();
+  if (const auto call = std::exchange(abort, nullptr)) call();
+}
+
+// Notices a client that closes its connection while it waits for an answer.
+void Session::watch() {
+  stream_.socket().async_wait(
+      tcp::socket::wait_read, [self = weak_from_this(), number = answer](error_code error) {
+        const auto session = self.lock();
+        if (error || !session || session->answer != number) return;
+        char byte = 0;
+        const ssize_t count =
+            recv(session->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) session->gone();
+      });
+}
+
+asio::awaitable<void> Session::refuse(int status, const std::string& why) {
+  unsent_ = whole_answer(server_.callbacks.refused(status, why), false, false);
+  error_code error;
+  expire(server_.options.send_seconds);
+  co_await asio::async_write(stream_, asio::buffer(unsent_),
+                             asio::redirect_error(asio::use_awaitable, error));
+  // What the client still sends is read and dropped for a moment, so that it sees the answer.
+  stream_.socket().shutdown(tcp::socket::shutdown_send, error);
+  constexpr int kSeconds = 5;
+  expire(kSeconds);
+  while (!error) {
+    buffer_.clear();
+    co_await stream_.async_read_some(buffer_.prepare(1 << 16),
+                                     asio::redirect_error(asio::use_awaitable, error));
+  }
+  close();
+}
+
+// Reads the headers; false where the connection is over.
+asio::awaitable<bool> Session::read(Parser& parser) {
+  error_code error;
+  expire(server_.options.idle_seconds);
+  co_await beast::http::async_read_header(stream_, buffer_, parser,
+                                          asio::redirect_error(asio::use_awaitable, error));
+  idle_ = false;
+  if (error == beast::http::error::header_limit) {
+    co_await refuse(431, concat("headers: expected at most ", kMaxHeader, " bytes"));
+  } else if (error == beast::http::error::body_limit) {
+    co_await refuse(413, concat("body: expected at most ", server_.options.max_body, " bytes"));
+  } else if (is_malformed(error)) {
+    co_await refuse(400, "malformed HTTP request: " + error.message());
+  }
+  co_return !error;
+}
+
+asio::awaitable<bool> Session::read_body(Parser& parser) {
+  error_code error;
+  expire(server_.options.receive_seconds);
+  if (beast::iequals(parser.get()[beast::http::field::expect], "100-continue")) {
+    static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+    co_await asio::async_write(stream_, asio::buffer(kContinue),
+                               asio::redirect_error(asio::use_awaitable, error));
+    if (error) co_return false;
+  }
+  co_await beast::http::async_read(stream_, buffer_, parser,
+                                   asio::redirect_error(asio::use_awaitable, error));
+  if (error == beast::http::error::body_limit) {
+    co_await refuse(413, concat("body: expected at most ", server_.options.max_body, " bytes"));
+  } else if (is_malformed(error)) {
+    co_await refuse(400, "malformed HTTP request: " + error.message());
+  }
+  co_return !error;
+}
+
+// Sends what the exchange writes until it has ended; false where the connection is over.
+asio::awaitable<bool> Session::write_answer() {
+  error_code error;
+  std::string sending;
+  while (!gone_) {
+    if (!unsent_.empty()) {
+      if (!finished_ && std::chrono::steady_clock::now() < next_send_) {
+        gathering_ = true;
+        wake_.expires_at(next_send_);
+        co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+        gathering_ = false;
+        if (gone_) break;
+      }
+      next_send_ = std::chrono::steady_clock::now() + kGather;
+      sending.clear();
+      std::swap(sending, unsent_);
+      expire(server_.options.send_seconds);
+      co_await asio::async_write(stream_, asio::buffer(sending),
+                                 asio::redirect_error(asio::use_awaitable, error));
+      if (error) gone();
+    } else if (finished_) {
+      break;
+    } else {
+      wake_.expires_at(kNever);
+      co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    }
+  }
+  stream_.expires_never();
+  co_return !gone_;
+}
+
+asio::awaitable<void> Session::run() {
+  const auto self = shared_from_this();
+  while (true) {
+    Parser parser;
+    parser.header_limit(kMaxHeader);
+    parser.body_limit(static_cast<uint64_t>(server_.options.max_body));
+    idle_ = buffer_.size() == 0;
+    if (!co_await read(parser)) break;
+    if (!co_await read_body(parser)) break;
+    stream_.expires_never();
+    chunked = parser.get().version() >= 11;
+    head = parser.get().method() == beast::http::verb::head;
+    keep_alive = parser.get().keep_alive() && chunked && !server_.closing;
+    finished_ = false;
+    next_send_ = {};
+    ++answer;
+    if (buffer_.size() == 0) watch();
+    server_.callbacks.handle(request_of(parser, peer_), std::make_shared<SessionExchange>(self));
+    if (!co_await write_answer() || !keep_alive || server_.closing) break;
+    error_code error;
+    stream_.socket().cancel(error);  // the watch
+  }
+  error_code error;
+  stream_.socket().shutdown(tcp::socket::shutdown_send, error);
+  close();
+}
+
+Server::Impl::Impl(const Options& used_options, Callbacks used_callbacks)
+    : options(used_options), callbacks(std::move(used_callbacks)) {
+  error_code error;
+  const auto address =
+      asio::ip::make_address(options.host == "localhost" ? "127.0.0.1" : options.host, error);
+  if (error) fail("--host: expected an IP address, got '", options.host, "'");
+  const tcp::endpoint endpoint(address, options.port);
+  acceptor.open(endpoint.protocol());
+  acceptor.set_option(tcp::acceptor::reuse_address(true));
+  acceptor.bind(endpoint, error);
+  if (!error) acceptor.listen(1024, error);
+  if (error) fail("--port ", options.port, " of ", options.host, ": ", error.message());
+  port = acceptor.local_endpoint().port();
+  asio::co_spawn(io, accept(), asio::detached);
+  if (!callbacks.signalled) return;
+  signals.add(SIGTERM);
+  signals.add(SIGINT);
+  struct Wait {
+    Impl* impl;
+    void operator()(error_code failed, int signal) const {
+      if (failed) return;
+      impl->callbacks.signalled(signal);
+      impl->signals.async_wait(*this);
+    }
+  };
+  signals.async_wait(Wait{this});
+}
+
+asio::awaitable<void> Server::Impl::accept() {
+  while (acceptor.is_open()) {
+    error_code error;
+    tcp::socket socket =
+        co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
+    if (error == asio::error::operation_aborted) co_return;
+    if (error || std::ssize(sessions) >= options.max_connections) {
+      // No descriptors, or as many clients as may be: the others wait in the listener's queue.
+      socket.close(error);
+      asio::steady_timer pause(io, std::chrono::milliseconds(20));
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+      continue;
+    }
+    const auto session = std::make_shared<Session>(std::move(socket), *this);
+    asio::co_spawn(io, session->run(), asio::detached);
+  }
+}
+
+void Server::Impl::close_listener() {
+  closing = true;
+  error_code error;
+  acceptor.close(error);
+  const std::vector<Session*> all(sessions.begin(), sessions.end());
+  for (Session* session : all) session->close_if_idle();
+}
+
+Server::Server(const Options& options, Callbacks callbacks)
+    : impl_(std::make_unique<Impl>(options, std::move(callbacks))) {}
+Server::~Server() = default;
+
+uint16_t Server::port() const { return impl_->port; }
+int64_t Server::connections() const { return impl_->connections; }
+void Server::run() { impl_->io.run(); }
+void Server::post(std::function<void()> work) { asio::post(impl_->io, std::move(work)); }
+void Server::after(double seconds, std::function<void()> work) {
+  const auto timer = std::make_shared<asio::steady_timer>(
+      impl_->io, std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6)));
+  timer->async_wait([timer, work = std::move(work)](error_code error) {
+    if (!error) work();
+  });
+}
+void Server::close_listener() {
+  post([this] { impl_->close_listener(); });
+}
+void Server::stop() { impl_->io.stop(); }
+
+}  // namespace replayssm::http

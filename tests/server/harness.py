@@ -1,0 +1,153 @@
+"""Starts the program under test as a server, and small HTTP clients for it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+PROGRAM = os.environ.get("REPLAYSSM_PROGRAM", "build/release/replayssm")
+MODEL = "tiny-qwen3.5"
+
+
+class Server:
+    """A running `replayssm serve`; kill() and terminate() end it early."""
+
+    def __init__(self, *flags, model=MODEL, port=0):
+        command = [PROGRAM, "serve", model, "--port", str(port), *flags]
+        self.process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        self.log = []
+        for line in self.process.stderr:
+            self.log.append(line)
+            if " url=http://" in line:
+                self.port = int(line.rsplit(":", 1)[1].strip().strip("/"))
+                break
+        else:
+            raise RuntimeError("the server did not start: " + "".join(self.log))
+        os.set_blocking(self.process.stderr.fileno(), False)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.wait()
+        if sys.exc_info()[0] is None and code not in (0, -signal.SIGKILL):
+            raise RuntimeError(f"the server ended with {code}: " + self.read_log()[-2000:])
+
+    def wait(self, seconds=40):
+        deadline = time.time() + seconds
+        while self.process.poll() is None:
+            self.read_log()  # a full pipe would stop it
+            if time.time() > deadline:
+                self.process.kill()
+                raise RuntimeError("the server did not end")
+            time.sleep(0.01)
+        self.read_log()
+        self.process.stderr.close()
+        return self.process.returncode
+
+    def read_log(self):
+        try:
+            self.log.append(self.process.stderr.read() or "")
+        except (BlockingIOError, TypeError, ValueError):
+            pass
+        return "".join(self.log)
+
+    def get(self, path, headers=None):
+        return self.ask("GET", path, None, headers)
+
+    def post(self, path, body, headers=None):
+        return self.ask("POST", path, body, headers)
+
+    def ask(self, method, path, body=None, headers=None, timeout=60):
+        """(status, headers, body): JSON decoded where it is JSON."""
+        data = None
+        sent = dict(headers or {})
+        if body is not None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            sent.setdefault("Content-Type", "application/json")
+        request = urllib.request.Request(self.url + path, data, sent, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                status, received, text = answer.status, answer.headers, answer.read()
+        except urllib.error.HTTPError as error:
+            status, received, text = error.code, error.headers, error.read()
+        if received.get("Content-Type", "").startswith("application/json") and text:
+            text = json.loads(text)
+        return status, received, text
+
+    def complete(self, prompt, **fields):
+        """A greedy completion's JSON."""
+        body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, **fields}
+        status, _, answer = self.post("/v1/completions", body)
+        assert status == 200, answer
+        return answer
+
+    def text(self, prompt, **fields):
+        return self.complete(prompt, **fields)["choices"][0]["text"]
+
+    def metric(self, name):
+        for line in self.get("/metrics")[2].decode().splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[-1])
+        raise KeyError(name)
+
+    def wait_for(self, condition, seconds=10):
+        deadline = time.time() + seconds
+        while not condition():
+            if time.time() > deadline:
+                raise AssertionError("timed out waiting")
+            time.sleep(0.02)
+
+    def wait_idle(self):
+        self.wait_for(
+            lambda: self.metric("replayssm_requests_running")
+            + self.metric("replayssm_requests_waiting")
+            == 0
+        )
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def resident_bytes(self):
+        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def socket(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+
+def raw_post(path, body, *headers, length=None):
+    """The bytes of a POST request."""
+    length = len(body) if length is None else length
+    head = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json"]
+    head += [f"Content-Length: {length}", *headers]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def read_answer(connection):
+    """(status, body) of a raw connection's next answer with a Content-Length; (0, b"") at its end."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65536)
+        if not piece:
+            return 0, data
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    fields = dict(line.split(": ", 1) for line in lines[1:])
+    while len(body) < int(fields.get("Content-Length", 0)):
+        body += connection.recv(65536)
+    return int(lines[0].split()[1]), body
