@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/cuda/launch_table.h"
+#include "ops/cuda/recurrent.h"
 
 namespace replayssm::cuda {
 namespace {
@@ -96,6 +97,40 @@ TEST(LaunchTable, IsUsed) {
     const Device device{entry.multiprocessors, kH200.shared_bytes_per_block};
     EXPECT_EQ(to_string(choose_launch(measured, device)), entry.config);
   }
+}
+
+// All else is the general kernel's.
+TEST(StepKernel, TakesWhatItIsMadeFor) {
+  RecurrentStepParams params;
+  params.shape = kShapes[0];
+  params.batch.sequences = 8;
+  params.state.activation_dtype = DType::kBFloat16;
+  alignas(16) static char memory[32];
+  const auto takes = [&](auto&& change) {
+    RecurrentStepParams p = params;
+    change(p);
+    return step_kernel_config(p, kH200).has_value();
+  };
+  EXPECT_TRUE(takes([](auto&) {}));
+  EXPECT_FALSE(takes([](auto& p) { p.shape.state_dim = 64; }));
+  EXPECT_FALSE(takes([](auto& p) { p.shape.head_dim = 20; }));
+  EXPECT_TRUE(takes([](auto& p) { p.batch.ring.max_window = 16; }));
+  EXPECT_FALSE(takes([](auto& p) { p.batch.ring.max_window = 17; }));
+  EXPECT_FALSE(takes([](auto& p) { p.batch.ring.buffer_len = 4000; }));
+  EXPECT_FALSE(takes([](auto& p) { p.v = memory + 8; }));
+  EXPECT_FALSE(takes([](auto& p) { p.k_stride = 4; }));
+  EXPECT_TRUE(takes([](auto& p) { p.state.read_copy = {memory, nullptr, DType::kInt8}; }));
+  EXPECT_FALSE(takes([](auto& p) { p.state.read_copy = {memory, nullptr, DType::kFloat16}; }));
+  EXPECT_FALSE(takes([](auto& p) {
+    p.state.read_copy = {memory, nullptr, DType::kInt8};
+    p.state.activation_dtype = DType::kFloat32;
+  }));
+  const uint64_t seed = 1;
+  EXPECT_TRUE(takes([&](auto& p) { p.rounding.seed = &seed; }));
+  EXPECT_FALSE(takes([&](auto& p) {
+    p.rounding.seed = &seed;
+    p.state.checkpoint_dtype = DType::kBFloat16;
+  }));
 }
 
 TEST(FastDivide, AgreesWithDivision) {
