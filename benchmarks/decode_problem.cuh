@@ -159,11 +159,13 @@ class Problem {
     check(cudaGraphDestroy(captured));
     return graph;
   }
-  std::string chosen(Route route) {
+  cuda::StepDescription description() const {
     auto p = params_[0];
-    p.route = route;
-    p.batch = batch(route, 0);
-    return cuda::to_string(cuda::choose_launch(cuda::describe(p), cuda::current_device()));
+    p.batch = batch(Route::kOutputOnly, 0);
+    return cuda::describe(p);
+  }
+  std::string chosen() const {
+    return cuda::to_string(cuda::choose_launch(description(), cuda::current_device()));
   }
 
  private:

@@ -5,9 +5,12 @@
 //
 // Columns: microseconds per layer and step, TB/s by the op's own bytes, those as a share of a pure
 // read measured in the same run, and the ratio to conventional. Of windows of several tokens so
-// many are accepted as an even draw from 1 .. window says. --tree makes every window a tree. --tune
-// tries launch configurations. --fused times whole layers from projection to gated norm beside the
-// recurrence; "own" is what they would take if they added their own bytes at 4.3 TB/s.
+// many are accepted as an even draw from 1 .. window says. --tree makes every window a tree.
+// --fused times whole layers from projection to gated norm beside the recurrence; "own" is what
+// they would take if they added their own bytes at 4.3 TB/s.
+//
+// --tune tries all launches of replay steps against the rule's, in turn, and prints those that are
+// 2% faster as src/ops/cuda/launch_table.inc has them; times go to the error stream.
 
 #include <algorithm>
 #include <cstdio>
@@ -17,6 +20,7 @@
 #include <vector>
 
 #include "decode_problem.cuh"
+#include "ops/cuda/launch_table.h"
 
 namespace replayssm {
 namespace {
@@ -41,8 +45,7 @@ void compare(const Op& op, int64_t batch, const Windows& windows, double ceiling
                replay = rate(Route::kOutputOnly, us[1]);
   std::printf("%-28s %2d %5ld %9.2f %6.2f   %9.2f %6.2f %5.1f%% %6.3f   %s\n", op.name,
               windows.tokens, batch, us[0], conventional, us[1], replay,
-              100 * replay / ceiling * 1e12, us[1] / us[0],
-              problem.chosen(Route::kOutputOnly).c_str());
+              100 * replay / ceiling * 1e12, us[1] / us[0], problem.chosen().c_str());
   std::fflush(stdout);
 }
 
@@ -64,43 +67,60 @@ void compare_fused(const Op& op, int64_t batch, const Windows& windows, cudaStre
   std::fflush(stdout);
 }
 
-void tune(const Op& op, int64_t batch, const Windows& windows, Route route, double ceiling,
-          cudaStream_t stream) {
-  Problem problem(op, batch, windows);
-  struct Try {
-    cuda::LaunchConfig config;
-    double us;
-  };
-  std::vector<Try> tries;
+// All ways to cut this step.
+std::vector<cuda::LaunchConfig> launches(const Op& op, int64_t batch) {
+  std::vector<cuda::LaunchConfig> all;
   const int64_t group = op.shape.heads / op.shape.key_heads;
   for (const int heads : {1, 2, 4, 8}) {
-    if (group % heads != 0) continue;
     for (const int slices : {1, 2, 4, 8, 16}) {
+      if (group % heads != 0 || op.shape.head_dim % (slices * cuda::kPassRows) != 0) continue;
       if (slices > 1 && (heads > 1 || batch > 32)) continue;
-      for (const int warps : {1, 2, 4}) {
-        {
-          const cuda::LaunchConfig config{heads, slices, warps};
-          if (op.shape.head_dim % (slices * 8) != 0) continue;
-          try {
-            const auto graph = problem.graph(route, &config, stream);
-            const double ms = interleaved({graph}, stream, 3)[0];
-            tries.push_back({config, ms * 1e3 / problem.steps_per_graph()});
-            check(cudaGraphExecDestroy(graph));
-          } catch (const Error& error) {
-            std::printf("%s: %s\n", cuda::to_string(config).c_str(), error.what());
-            cudaGetLastError();
-          }
-        }
-      }
+      for (const int warps : {1, 2, 4}) all.push_back({heads, slices, warps});
     }
   }
-  std::sort(tries.begin(), tries.end(), [](auto& a, auto& b) { return a.us < b.us; });
-  std::printf("%s T %d batch %ld %s:\n", op.name, windows.tokens, batch, route_name(route));
-  for (size_t i = 0; i < std::min<size_t>(tries.size(), 8); ++i)
-    std::printf("   %9.2f us %5.1f%%  %s\n", tries[i].us,
-                problem.own_bytes(route) / tries[i].us * 1e8 / ceiling,
-                cuda::to_string(tries[i].config).c_str());
+  return all;
+}
+
+const char* type_code(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return "DType::kFloat16";
+    case DType::kBFloat16: return "DType::kBFloat16";
+    case DType::kFloat8E4M3: return "DType::kFloat8E4M3";
+    case DType::kInt8: return "DType::kInt8";
+    default: return "DType::kFloat32";
+  }
+}
+void print_entry(const cuda::StepDescription& step, const cuda::LaunchConfig& config) {
+  constexpr const char* kFamilies[] = {"kMamba2", "kGatedDelta", "kKimiDelta"};
+  const auto& s = step.shape;
+  std::printf("{%d, {Family::%s, %ld, %ld, %ld, %ld}, {%s, %s, %s}, %d, %ld, \"%s\"},\n",
+              cuda::current_device().multiprocessors, kFamilies[static_cast<int>(s.family)],
+              s.heads, s.key_heads, s.head_dim, s.state_dim, type_code(step.types.activation),
+              type_code(step.types.checkpoint), type_code(step.types.read), step.ring.max_window,
+              step.sequences, cuda::to_string(config).c_str());
   std::fflush(stdout);
+}
+
+void tune(const Op& op, int64_t batch, const Windows& windows, cudaStream_t stream) {
+  Problem problem(op, batch, windows);
+  const auto step = problem.description();
+  const auto device = cuda::current_device();
+  std::vector<cuda::LaunchConfig> tried{cuda::launch_by_rule(step, device)};
+  for (const cuda::LaunchConfig& each : launches(op, batch))
+    if (cuda::step_layout(step.shape, step.ring, step.types, each).total <=
+        device.shared_bytes_per_block)
+      tried.push_back(each);
+  std::vector<cudaGraphExec_t> graphs;
+  for (const cuda::LaunchConfig& each : tried)
+    graphs.push_back(problem.graph(Route::kOutputOnly, &each, stream));
+  const auto ms = interleaved(graphs, stream, 5);
+  for (cudaGraphExec_t graph : graphs) check(cudaGraphExecDestroy(graph));
+  const size_t best = std::min_element(ms.begin(), ms.end()) - ms.begin();
+  const auto us = [&](size_t i) { return ms[i] * 1e3 / problem.steps_per_graph(); };
+  std::fprintf(stderr, "%-28s %2d %5ld %9.2f %-28s %9.2f %s\n", op.name, windows.tokens, batch,
+               us(0), cuda::to_string(tried[0]).c_str(), us(best),
+               cuda::to_string(tried[best]).c_str());
+  if (ms[best] < 0.98 * ms[0]) print_entry(step, tried[best]);
 }
 
 struct Options {
@@ -143,7 +163,12 @@ void run(const Options& options) {
   cudaStream_t stream;
   check(cudaStreamCreate(&stream));
   const double ceiling = read_bandwidth(stream);
-  std::printf("pure read %.3f TB/s\n", ceiling * 1e-12);
+  if (options.tune) {
+    std::printf(
+        "// Made by `op_cuda --tune`: multiprocessors, shape, types, window, sequences, launch.\n");
+  } else {
+    std::printf("pure read %.3f TB/s\n", ceiling * 1e-12);
+  }
   if (options.fused)
     std::printf("%-28s %2s %5s %9s %9s %9s %9s %9s %9s %6s\n", "op", "T", "batch", "op us",
                 "own us", "fused us", "unfused", "conv. us", "unfused", "ratio");
@@ -158,9 +183,7 @@ void run(const Options& options) {
         if (options.fused) {
           compare_fused(op, batch, windows, stream);
         } else if (options.tune) {
-          tune(op, batch, windows, Route::kOutputOnly, ceiling, stream);
-          if (!op.fp8_copy && tokens == 1)
-            tune(op, batch, windows, Route::kConventional, ceiling, stream);
+          tune(op, batch, windows, stream);
         } else {
           compare(op, batch, windows, ceiling, stream);
         }

@@ -1,10 +1,37 @@
 """Checks of arguments: every failure names the tensor, what was expected and what came."""
 
+import functools
+
 import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INDICES = (torch.int32, torch.int64)
 FLAGS = (torch.int8, torch.bool, torch.int32, torch.int64)
+
+
+_MOST_REMEMBERED = 1000
+
+
+def remembered(check):
+    """A check of shapes, strides, types and devices, made once for each set of them."""
+    passed = set()
+
+    def layout(x):
+        return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x
+
+    @functools.wraps(check)
+    def checked(*arguments):
+        if torch.compiler.is_compiling():
+            return check(*arguments)
+        key = tuple(map(layout, arguments))
+        if key in passed:
+            return
+        check(*arguments)
+        if len(passed) >= _MOST_REMEMBERED:
+            passed.clear()
+        passed.add(key)
+
+    return checked
 
 
 def fail(name, expected, actual):

@@ -10,7 +10,7 @@ from ._tensors import call, define, integers
 def _cursors(write_pos, origin, is_flush, indices, threshold, window, ring, null_block_id):
     return lib.PagedCursors(
         sequences=indices.shape[0],
-        slot=integers(indices),
+        slot=lib.Integers(*integers(indices)),
         null_slot=null_block_id,
         write_pos=write_pos.data_ptr(),
         origin=origin.data_ptr(),
@@ -35,7 +35,7 @@ def _run(name):
         cursors = _cursors(
             write_pos, origin, is_flush, indices, threshold, window, ring, null_block_id
         )
-        call(name, write_pos.device, cursors, integers(rows))
+        call(name, write_pos.device, cursors, lib.Integers(*integers(rows)))
 
     return run
 

@@ -19,20 +19,21 @@ def dtype_code(dtype):
     return _DTYPES[dtype]
 
 
-def values(x, *strides):
-    """x with the strides of the dimensions named, all but the last where none are."""
+def values(x, *strides, first=0):
+    """data, strides and dtype of x: of the dimensions named, all but the last where none are.
+
+    first: the element that is the first.
+    """
     if x is None:
-        return lib.Values()
-    given = strides or x.stride()[:-1]
-    return lib.Values(
-        x.data_ptr(), (lib.c_int64 * 3)(*given, *([0] * (3 - len(given)))), _DTYPES[x.dtype]
-    )
+        return 0, 0, 0, 0, 0
+    strides = strides or x.stride()[:-1]
+    data = x.data_ptr() + first * x.element_size()
+    return data, *strides, *(0,) * (3 - len(strides)), _DTYPES[x.dtype]
 
 
 def integers(x):
-    if x is None:
-        return lib.Integers()
-    return lib.Integers(x.data_ptr(), x.stride(0), x.element_size())
+    """data, stride and bytes of x."""
+    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.element_size())
 
 
 def pointer(x):
@@ -40,13 +41,16 @@ def pointer(x):
 
 
 def call(name, device, *structs):
-    """Runs an op of the library on the current stream of `device`."""
-    arguments = [None if s is None else byref(s) for s in structs]
+    """Runs an op of the library on the current stream of `device`. Structs may be bytes."""
+    arguments = [s if s is None or isinstance(s, bytes) else byref(s) for s in structs]
     if device.type == "cpu":
         lib.call_cpu(name, *arguments)
         return
     if device.type != "cuda":
         raise ValueError(f"{name}: expected CPU or CUDA tensors, got device {device}")
+    if device.index == torch.cuda.current_device():
+        lib.call_cuda(name, torch.cuda.current_stream(device).cuda_stream, *arguments)
+        return
     with torch.cuda.device(device):
         lib.call_cuda(name, torch.cuda.current_stream(device).cuda_stream, *arguments)
 

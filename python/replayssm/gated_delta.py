@@ -10,6 +10,7 @@ from . import _checks as check
 from . import _library as lib
 from ._tensors import call, define, integers, values
 
+
 def _step(
     rule, part, mixed_qkv, a, b, a_log, dt_bias, scale, state, d_cache, k_cache, g_cache, out,
     indices, query_start, write_pos, origin, is_flush, max_window, normalise, null_block_id,
@@ -22,38 +23,19 @@ def _step(
     check.slots("ssm_state_indices", indices, null_block_id, **by_slot)
     key_heads = k_cache.shape[1]
     keys, token = key_heads * state_dim, mixed_qkv.stride(0)
-    step = lib.PagedStep(
-        family=lib.GATED_DELTA,
-        rule=rule,
-        part=part,
-        normalise=normalise,
-        sequences=indices.shape[0],
-        heads=heads,
-        key_heads=key_heads,
-        head_dim=dim,
-        state_dim=state_dim,
-        ring=d_cache.shape[2],
-        max_window=max_window,
-        null_slot=null_block_id,
-        scale=scale,
-        slot=integers(indices),
-        query_start=integers(query_start),
-        write_pos=integers(write_pos),
-        origin=integers(origin),
-        is_flush=integers(is_flush),
-        state=values(state),
-        q=values(mixed_qkv, token, state_dim),
-        k=values(mixed_qkv[:, keys:], token, state_dim),
-        v=values(mixed_qkv[:, 2 * keys :], token, dim),
-        dt=values(a, *a.stride()),
-        beta=values(b, *b.stride()),
-        a=values(a_log, *a_log.stride()),
-        dt_bias=values(dt_bias, *dt_bias.stride()),
-        out=values(out, heads * dim, dim),
-        cache_v=values(d_cache),
-        cache_k=values(k_cache),
-        cache_g=values(g_cache, *g_cache.stride()),
-    )
+    step = lib.PAGED_STEP.pack(
+        lib.GATED_DELTA, rule, part, 0, normalise,
+        indices.shape[0], heads, key_heads, dim, state_dim, d_cache.shape[2], max_window,
+        null_block_id, scale,
+        *integers(indices), *integers(query_start), *integers(write_pos), *integers(origin),
+        *integers(is_flush),
+        *values(state), *values(mixed_qkv, token, dim, first=2 * keys),
+        *values(mixed_qkv, token, state_dim, first=keys), *values(mixed_qkv, token, state_dim),
+        *values(a, *a.stride()), *values(b, *b.stride()), *values(a_log, *a_log.stride()),
+        *values(dt_bias, *dt_bias.stride()), *values(None), *values(None),
+        *values(out, heads * dim, dim), *values(d_cache), *values(k_cache),
+        *values(g_cache, *g_cache.stride()),
+    )  # fmt: skip
     call("paged_step_run", state.device, step)
 
 
@@ -96,6 +78,7 @@ _window = define(
 _PARTS = {"both": 0, "verify": 1, "flush": 2}
 
 
+@check.remembered
 def _check(
     state_name, mixed_qkv, a, b, A_log, dt_bias, state, d_cache, k_cache, g_cache, out, indices,
     write_pos,

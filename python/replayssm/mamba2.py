@@ -13,6 +13,11 @@ from ._tensors import call, define, integers, values
 NULL_BLOCK_ID = 0
 
 
+def per_head(x):
+    """Constants of heads, with all their strides."""
+    return values(None) if x is None else values(x, *x.stride())
+
+
 def _single_step(
     state, x, dt, a, b, c, d, dt_bias, z, dt_softplus, x_cache, dt_cache, b_cache, write_pos,
     is_flush, state_batch_indices, null_block_id, out,
@@ -23,35 +28,15 @@ def _single_step(
             "state_batch_indices", state_batch_indices[:batch], null_block_id, state=state,
             x_cache=x_cache, dt_cache=dt_cache, B_cache=b_cache,
         )  # fmt: skip
-    step = lib.PagedStep(
-        family=lib.MAMBA2,
-        rule=lib.PAGED_SINGLE,
-        softplus=dt_softplus,
-        sequences=batch,
-        heads=heads,
-        key_heads=b.shape[1],
-        head_dim=dim,
-        state_dim=state.shape[3],
-        ring=x_cache.shape[2],
-        max_window=1,
-        null_slot=null_block_id,
-        slot=integers(state_batch_indices),
-        write_pos=integers(write_pos),
-        is_flush=integers(is_flush),
-        state=values(state),
-        v=values(x),
-        k=values(b),
-        q=values(c),
-        dt=values(dt, *dt.stride()),
-        a=values(a, *a.stride()),
-        dt_bias=values(dt_bias, *dt_bias.stride()) if dt_bias is not None else values(None),
-        skip=values(d, *d.stride()) if d is not None else values(None),
-        z=values(z),
-        out=values(out),
-        cache_v=values(x_cache),
-        cache_k=values(b_cache),
-        cache_g=values(dt_cache, *dt_cache.stride()),
-    )
+    step = lib.PAGED_STEP.pack(
+        lib.MAMBA2, lib.PAGED_SINGLE, 0, dt_softplus, 0,
+        batch, heads, b.shape[1], dim, state.shape[3], x_cache.shape[2], 1, null_block_id, 1.0,
+        *integers(state_batch_indices), *integers(None), *integers(write_pos), *integers(None),
+        *integers(is_flush),
+        *values(state), *values(x), *values(b), *values(c), *values(dt, *dt.stride()),
+        *values(None), *values(a, *a.stride()), *per_head(dt_bias), *per_head(d), *values(z),
+        *values(out), *values(x_cache), *values(b_cache), *values(dt_cache, *dt_cache.stride()),
+    )  # fmt: skip
     call("paged_step_run", state.device, step)
 
 
@@ -69,6 +54,7 @@ def _with_heads(x, rank, dim):
     return x.unsqueeze(dim) if x is not None and x.dim() == rank else x
 
 
+@check.remembered
 def _check_single(
     state, x, dt, A, B, C, D, dt_bias, z, x_cache, dt_cache, B_cache, write_pos, is_flush,
     max_cache_len, state_batch_indices, out,
@@ -197,37 +183,20 @@ def _window_step(
     )  # fmt: skip
     inner, keys = heads * dim, groups * state_dim
     token, slot, row = conv_out.stride(0), post_conv_cache.stride(0), post_conv_cache.stride(1)
-    step = lib.PagedStep(
-        family=lib.MAMBA2,
-        rule=lib.PAGED_WINDOW,
-        softplus=dt_softplus,
-        sequences=state_batch_indices.shape[0],
-        heads=heads,
-        key_heads=groups,
-        head_dim=dim,
-        state_dim=state_dim,
-        ring=post_conv_cache.shape[1],
-        max_window=max_spec_len,
-        null_slot=null_block_id,
-        slot=integers(state_batch_indices),
-        query_start=integers(query_start_loc),
-        write_pos=integers(write_pos),
-        origin=integers(origin),
-        is_flush=integers(is_flush),
-        state=values(state),
-        v=values(conv_out, token, dim),
-        k=values(conv_out[:, inner:], token, state_dim),
-        q=values(conv_out[:, inner + keys :], token, state_dim),
-        dt=values(dt, *dt.stride()),
-        a=values(a, *a.stride()),
-        dt_bias=values(dt_bias, dt_bias.stride(0)) if dt_bias is not None else values(None),
-        skip=values(d, *d.stride()) if d is not None else values(None),
-        z=values(z),
-        out=values(out),
-        cache_v=values(post_conv_cache, slot, dim, row),
-        cache_k=values(post_conv_cache[:, :, inner:], slot, state_dim, row),
-        cache_g=values(dt_cache, *dt_cache.stride()),
-    )
+    step = lib.PAGED_STEP.pack(
+        lib.MAMBA2, lib.PAGED_WINDOW, 0, dt_softplus, 0,
+        state_batch_indices.shape[0], heads, groups, dim, state_dim, post_conv_cache.shape[1],
+        max_spec_len, null_block_id, 1.0,
+        *integers(state_batch_indices), *integers(query_start_loc), *integers(write_pos),
+        *integers(origin), *integers(is_flush),
+        *values(state), *values(conv_out, token, dim),
+        *values(conv_out, token, state_dim, first=inner),
+        *values(conv_out, token, state_dim, first=inner + keys), *values(dt, *dt.stride()),
+        *values(None), *values(a, *a.stride()), *per_head(dt_bias), *per_head(d), *values(z),
+        *values(out), *values(post_conv_cache, slot, dim, row),
+        *values(post_conv_cache, slot, state_dim, row, first=inner),
+        *values(dt_cache, *dt_cache.stride()),
+    )  # fmt: skip
     call("paged_step_run", state.device, step)
 
 
@@ -241,6 +210,7 @@ _window = define(
 )
 
 
+@check.remembered
 def _check_window(
     state, post_conv_cache, dt_cache, conv_out, dt_spec, A, write_pos, origin, is_flush,
     query_start_loc, state_batch_indices, max_cache_len, max_spec_len, d_inner, ngroups, dstate,

@@ -40,6 +40,7 @@ class Bench {
  private:
   EngineOptions engine_options(const std::string& mode) const;
   SpecResult measure(const std::string& mode, const std::vector<std::vector<int32_t>>& prompts);
+  StageTimes time_stages(Engine& engine);
   int64_t request_bytes(const std::string& mode) const;
   int64_t memory_for_requests() const;
 
@@ -132,7 +133,23 @@ SpecResult Bench::measure(const std::string& mode,
       result.accepted.push_back(static_cast<double>(stats.accepted[i]) /
                                 static_cast<double>(stats.proposed[i]));
   }
+  result.stages = time_stages(engine);
+  if (engine.running() < batch_size_)
+    fail("--max-model-len: expected room for all steps, got ", options_.limits.max_model_len);
   return result;
+}
+
+// Steps whose stages alone count.
+StageTimes Bench::time_stages(Engine& engine) {
+  constexpr int kSteps = 8;
+  model_.time_stages(true);
+  for (int i = 0; i < 2; ++i) engine.step();  // what happens once happens here
+  model_.stage_times() = {};
+  for (int i = 0; i < kSteps; ++i) engine.step();
+  StageTimes times = model_.stage_times();
+  model_.time_stages(false);
+  for (const Stage stage : kStages) times[stage] /= kSteps;
+  return times;
 }
 
 // Snapshots as engines without a ring keep them: a state per token of a window and no checkpoint

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "model/model.h"
 
 namespace replayssm::cli {
 
@@ -34,6 +35,7 @@ struct SpecResult {
   std::vector<double> accepted{};                     // by position
   double verify_ms = 0, draft_ms = 0, commit_ms = 0;  // of a step
   double step_ms = 0;
+  StageTimes stages{};        // of a step, in seconds, drafting included
   int64_t request_bytes = 0;  // of a request of max_model_len tokens: states and caches
   int64_t most_requests = 0;  // that fit
 };

@@ -16,6 +16,20 @@ std::string positions(const SpecResult& result) {
   return text;
 }
 
+const char* stage_name(Stage stage) {
+  switch (stage) {
+    case Stage::kEmbed: return "embed";
+    case Stage::kNorm: return "norm";
+    case Stage::kMatmul: return "matmul";
+    case Stage::kConv: return "conv";
+    case Stage::kSsm: return "ssm";
+    case Stage::kAttention: return "attention";
+    case Stage::kSample: return "sample";
+    case Stage::kOther: break;
+  }
+  return "other";
+}
+
 }  // namespace
 
 std::string table(const SpecReport& report) {
@@ -34,6 +48,14 @@ std::string table(const SpecReport& report) {
         result.step_ms, result.verify_ms, result.draft_ms, result.commit_ms,
         static_cast<double>(result.request_bytes) / kMega, result.most_requests);
   }
+  text += fmt::format("\n{:<15}", "ms/step");
+  for (const Stage stage : kStages) text += fmt::format("{:>11}", stage_name(stage));
+  for (const SpecResult& result : report.results) {
+    text += fmt::format("\n{:<15}", result.mode);
+    StageTimes stages = result.stages;
+    for (const Stage stage : kStages) text += fmt::format("{:>11.3f}", stages[stage] * 1e3);
+  }
+  text += "\n\n";
   for (const SpecResult& result : report.results) {
     if (!result.accepted.empty())
       text += fmt::format("accepted by position, {}:{}\n", result.mode, positions(result));
@@ -47,6 +69,9 @@ std::string json(const std::vector<SpecReport>& reports) {
   for (const SpecReport& report : reports) {
     nlohmann::ordered_json results = nlohmann::ordered_json::array();
     for (const SpecResult& result : report.results) {
+      nlohmann::ordered_json stage_ms;
+      StageTimes stages = result.stages;
+      for (const Stage stage : kStages) stage_ms[stage_name(stage)] = stages[stage] * 1e3;
       results.push_back({{"mode", result.mode},
                          {"tokens_per_second", result.tokens_per_second},
                          {"acceptance_length", result.length},
@@ -55,6 +80,7 @@ std::string json(const std::vector<SpecReport>& reports) {
                          {"verify_ms", result.verify_ms},
                          {"draft_ms", result.draft_ms},
                          {"commit_ms", result.commit_ms},
+                         {"stage_ms", stage_ms},
                          {"request_bytes", result.request_bytes},
                          {"most_requests", result.most_requests}});
     }

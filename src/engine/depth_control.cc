@@ -11,7 +11,6 @@ namespace replayssm {
 namespace {
 
 constexpr int64_t kPlainEvery = 256;  // passes after which plain ones are measured anew
-constexpr int64_t kProbeEvery = 8;    // passes, where nothing is drafted
 constexpr int64_t kTenure = 64;       // passes for which the same request tries
 
 }  // namespace

@@ -33,6 +33,8 @@ class CostCurve {
 
 class DepthControl {
  public:
+  static constexpr int64_t kProbeEvery = 8;  // passes, where nothing is drafted
+
   DepthControl(int64_t most_rows, bool adaptive) : most_rows_(most_rows), adaptive_(adaptive) {}
 
   // A pass over `rows` rows of so many decoding sequences; drafts of so many tokens for them.

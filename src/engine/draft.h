@@ -34,6 +34,7 @@ struct Draft {
 // How much of a request's drafts was accepted lately.
 struct Acceptance {
   double rate = 0.6;  // of the tokens whose predecessors were accepted
+  int64_t idle = 0;   // passes since a draft was wanted
 
   void add(int64_t accepted, int64_t drafted) {
     constexpr double kWeight = 0.1;
@@ -44,10 +45,10 @@ struct Acceptance {
 
 // What the last pass has computed of a sequence, and the draft that is wanted behind it.
 struct DraftRequest {
-  const Sequence* sequence = nullptr;  // with all that was accepted
-  std::span<const int32_t> rows{};     // packed tokens of the pass that were kept, in order
-  int64_t depth = 0;                   // most tokens on a path of the draft; 0 = none is wanted
-  Draft* draft = nullptr;              // empty
+  Sequence* sequence = nullptr;     // with all that was accepted
+  std::span<const int32_t> rows{};  // packed tokens of the pass that were kept, in order
+  int64_t depth = 0;                // most tokens on a path of the draft; 0 = none is wanted
+  Draft* draft = nullptr;           // empty
 };
 
 class Drafter {

@@ -28,6 +28,13 @@ void HeadDrafter::propose(std::span<const DraftRequest> requests) {
   }
 }
 
+// A window of the pass, from a position on.
+void HeadDrafter::add(const Sequence& sequence, int64_t position) {
+  const int64_t from = seen_.at(sequence.id).from;
+  pass_.add(sequence.slot, position - from,
+            std::span(sequence.blocks).subspan(from / KvPool::kBlockSize));
+}
+
 // Runs what the last pass has kept through the head; every sequence's last position gives its first
 // draft.
 void HeadDrafter::catch_up(std::span<const DraftRequest> requests) {
@@ -37,7 +44,14 @@ void HeadDrafter::catch_up(std::span<const DraftRequest> requests) {
   int64_t decodes = 0;
   // Short windows first, as a pass wants them.
   std::vector<const DraftRequest*> order;
-  for (const DraftRequest& request : requests) order.push_back(&request);
+  for (const DraftRequest& request : requests) {
+    const Sequence& sequence = *request.sequence;
+    const int64_t position = sequence.computed - std::ssize(request.rows);
+    Seen& seen = seen_[sequence.id];
+    if (position != seen.until) seen.from = KvPool::blocks_for(position) * KvPool::kBlockSize;
+    seen.until = sequence.computed;
+    if (seen.from < seen.until) order.push_back(&request);
+  }
   const auto is_short = [&](const DraftRequest* request) {
     return std::ssize(request->rows) <= config_.max_window();
   };
@@ -45,16 +59,18 @@ void HeadDrafter::catch_up(std::span<const DraftRequest> requests) {
   for (const DraftRequest* request : order) {
     const Sequence& sequence = *request->sequence;
     const int64_t position = sequence.computed - std::ssize(request->rows);
-    pass_.add(sequence.slot, position, sequence.blocks);
-    for (int64_t i = 0; i < std::ssize(request->rows); ++i) {
-      pass_.push(sequence.tokens[position + i + 1], static_cast<int32_t>(i) - 1);
+    const int64_t from = seen_.at(sequence.id).from;
+    const int64_t first = std::max(from - position, int64_t{0});
+    add(sequence, position + first);
+    for (int64_t i = first; i < std::ssize(request->rows); ++i) {
+      pass_.push(sequence.tokens[position + i + 1], static_cast<int32_t>(i - first) - 1);
       hidden_row.push_back(request->rows[i]);
     }
     if (request->depth == 0) continue;
     pass_.want_logits();
     open_.push_back(request);
   }
-  run(false, hidden_row, decodes);
+  if (pass_.tokens() > 0) run(false, hidden_row, decodes);
 }
 
 // One more draft of each that is to be deeper.
@@ -67,7 +83,7 @@ void HeadDrafter::go_on(int64_t depth) {
     // A head that told no token ends the draft.
     if (request->depth <= depth || request->draft->size() < depth) continue;
     const Sequence& sequence = *request->sequence;
-    pass_.add(sequence.slot, sequence.computed + depth - 1, sequence.blocks);
+    add(sequence, sequence.computed + depth - 1);
     pass_.push(request->draft->tokens[depth - 1], -1);
     pass_.want_logits();
     hidden_row.push_back(static_cast<int32_t>(i));

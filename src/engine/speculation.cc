@@ -52,6 +52,11 @@ void check_speculation(const EngineOptions& options, const Model& model) {
            model.config().vocab_size, " tokens, got ", vocab);
     }
   }
+  if (const int64_t most = model.longest_window();
+      config.max_window() > most && !config.snapshots) {
+    fail(kFlag, ": num_speculative_tokens x tree_width: expected windows of at most ", most,
+         " tokens here, got drafts of ", config.max_window() - 1, " and the last token");
+  }
   if (options.route == Route::kConventional && !config.snapshots)
     fail("route: expected one through the ring, which drafts are rolled back in, got conventional");
   if (config.snapshots && config.tree_width > 1)
@@ -78,10 +83,24 @@ int64_t Speculation::most_depth(const Sequence& sequence) const {
   return std::clamp<int64_t>(left - 1, 0, config_.tokens);
 }
 
+// Those that the drafter is to hear of: it follows sequences that have not been drafted for in a
+// while no longer, which costs the head a pass.
+std::vector<DraftRequest> Speculation::awake(std::span<const DraftRequest> requests) const {
+  constexpr int64_t kLongest = DepthControl::kProbeEvery;
+  std::vector<DraftRequest> awake;
+  for (const DraftRequest& request : requests) {
+    Acceptance& acceptance = request.sequence->acceptance;
+    const bool idle = request.depth == 0 && !request.sequence->prefilling;
+    acceptance.idle = idle ? acceptance.idle + 1 : 0;
+    if (acceptance.idle < kLongest) awake.push_back(request);
+  }
+  return awake;
+}
+
 void Speculation::propose(std::span<DraftRequest> requests) {
   const auto start = std::chrono::steady_clock::now();
   depths_.choose(requests);
-  drafter_->propose(requests);
+  drafter_->propose(awake(requests));
   int64_t drafted = 0, decodes = 0;
   for (const DraftRequest& request : requests) {
     decodes += request.sequence->prefilling ? 0 : 1;
@@ -130,12 +149,13 @@ Verdict Speculation::judge(const Sequence& sequence, const ChooseToken& choose,
   return follow_draft(draft, reject);
 }
 
-void Speculation::count(const Sequence& sequence, int64_t kept) {
+void Speculation::count(Sequence& sequence, int64_t kept) {
   ++stats_.windows;
   stats_.kept_tokens += kept;
   const Draft& draft = sequence.draft;
   stats_.drafted_tokens += draft.size();
   const int64_t depth = depth_of(draft);
+  sequence.acceptance.add(std::min(kept - 1, depth), depth);
   for (int64_t i = 0; i < depth; ++i) {
     ++stats_.proposed[i];
     stats_.accepted[i] += i + 1 < kept;

@@ -33,7 +33,7 @@ class Speculation {
   bool needs_logits(const Sequence& sequence) const;
 
   // A verified draft of which `kept` tokens of the window stay, the model's own included.
-  void count(const Sequence& sequence, int64_t kept);
+  void count(Sequence& sequence, int64_t kept);
   // A pass over `rows` rows of `sequences` decoding sequences and nothing else took so long.
   void time_pass(int64_t sequences, int64_t rows, double seconds);
   void time_commit(double seconds) { stats_.commit_seconds += seconds; }
@@ -41,6 +41,8 @@ class Speculation {
   const SpeculationStats& stats() const { return stats_; }
 
  private:
+  std::vector<DraftRequest> awake(std::span<const DraftRequest> requests) const;
+
   SpeculativeConfig config_;
   std::unique_ptr<Drafter> drafter_;
   DepthControl depths_;

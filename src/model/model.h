@@ -166,6 +166,9 @@ class Model {
   // Keeps what was accepted of the windows of the last pass, which was deferred; drops the rest.
   virtual void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) = 0;
 
+  // Most tokens of a decoding sequence's window.
+  virtual int64_t longest_window() const { return kMaxTreeWindow; }
+
   // Whether there is a head that drafts. Passes whose hidden states it reads must keep them.
   virtual bool has_draft_head() const { return false; }
   virtual void draft(const HeadBatch& /*batch*/, const StateView& /*state*/,

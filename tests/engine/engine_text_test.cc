@@ -43,6 +43,8 @@ struct Said {
   std::vector<std::string> pieces;
   FinishReason finish = FinishReason::kNone;
   size_t tokens = 0;
+  std::vector<int32_t> accepted;  // of windows with drafts
+  size_t last_step = 0;           // tokens of the last step
 };
 
 const Tokenizer& tokenizer() {
@@ -50,9 +52,13 @@ const Tokenizer& tokenizer() {
   return instance;
 }
 
-Said say(const std::vector<int32_t>& words, std::vector<std::string> stop, bool ignore_eos = true) {
+Said say(const std::vector<int32_t>& words, std::vector<std::string> stop, bool ignore_eos = true,
+         int64_t drafts = 0) {
   Parrot model(words, tokenizer().size());
-  Engine engine(model, &tokenizer(), {});
+  EngineOptions options;
+  if (drafts > 0)
+    options.speculative = SpeculativeConfig{.tokens = drafts, .lookup_min = 1, .adaptive = false};
+  Engine engine(model, &tokenizer(), options);
   Request request;
   request.prompt = {65};
   request.max_tokens = static_cast<int64_t>(words.size());
@@ -61,13 +67,16 @@ Said say(const std::vector<int32_t>& words, std::vector<std::string> stop, bool 
   engine.add(request);
   Said said;
   while (!engine.idle()) {
-    for (const RequestOutput& output : engine.step()) {
+    const auto outputs = engine.step();
+    said.last_step = outputs.size();
+    for (const RequestOutput& output : outputs) {
       said.text += output.text;
       said.pieces.push_back(output.text);
       said.finish = output.finish;
       ++said.tokens;
     }
   }
+  said.accepted = model.accepted;
   return said;
 }
 
@@ -137,6 +146,25 @@ TEST(EngineText, LeavesOutTheTokenThatEndsIt) {
   EXPECT_EQ(stopped.tokens, 3);
   EXPECT_EQ(stopped.finish, FinishReason::kStop);
   EXPECT_EQ(say(ids, {}).text, "abc");
+}
+
+// Wherever a request ends within a window, nothing behind that is handed out or kept.
+TEST(EngineText, EndsWithinAWindowOfDrafts) {
+  const std::string text = "abc abc abc abc abc abd abc abc";
+  const std::vector<int32_t> ids = bytes_of(text);
+  size_t cut = 0;
+  for (const int64_t drafts : {1, 4, 9}) {
+    for (const char* stop : {"d", "bc abd", "c abc abc abd", "abc abc abc abc", "xyz", "c"}) {
+      const Said plain = say(ids, {stop}), drafted = say(ids, {stop}, true, drafts);
+      EXPECT_EQ(drafted.text, plain.text) << stop;
+      EXPECT_EQ(drafted.finish, plain.finish) << stop;
+      EXPECT_EQ(drafted.tokens, plain.tokens) << stop;
+      if (drafted.accepted.empty()) continue;
+      EXPECT_EQ(drafted.accepted.back(), static_cast<int32_t>(drafted.last_step)) << stop;
+      cut += drafted.last_step < static_cast<size_t>(drafts + 1);
+    }
+  }
+  EXPECT_GT(cut, 0);
 }
 
 }  // namespace

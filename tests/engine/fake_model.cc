@@ -229,7 +229,7 @@ void FakeModel::forward(const Batch& batch, const StateView& state, const PassOu
   mixed_forwards += batch.decodes > 0 && batch.decodes < batch.sequences();
   for (size_t i = 0; i < batch.logit_tokens.size(); ++i) {
     const int32_t at = batch.logit_tokens[i];
-    std::vector<float> row = logits_of(hashes[at], config_.vocab_size);
+    std::vector<float> row = logits_of(hashes[at] ^ salt, config_.vocab_size);
     const bool bad = batch.token_ids[at] == nan_after;
     if (bad) row[1] = std::nanf("");
     if (output.logits) std::ranges::copy(row, output.logits + i * row.size());

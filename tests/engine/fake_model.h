@@ -33,7 +33,11 @@ class FakeModel final : public Model {
   ModelConfig& mutable_config() { return config_; }
   void use_memory(Memory& memory) { memory_ = &memory; }  // of the host
 
+  int64_t longest_window() const override { return longest; }
+
+  int64_t longest = kMaxTreeWindow;
   int64_t fail_at_forward = -1;  // the forward pass of this number throws
+  uint64_t salt = 0;             // of the logits: another one, another model
   int32_t nan_after = -1;        // logits are NaN where the last token is this one
   int64_t forwards = 0;
   int64_t mixed_forwards = 0;  // with decodes and prompts

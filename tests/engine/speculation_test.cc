@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "core/check.h"
@@ -216,11 +217,64 @@ TEST(Speculation, RefusesWhatCannotWork) {
   options.speculative->method = DraftMethod::kDraftModel;
   options.draft_model = &other;
   refused(options, "same vocabulary of 64 tokens, got 65");
+  model.longest = 16;
+  options.speculative = SpeculativeConfig{.tokens = 8, .tree_width = 2};
+  refused(options, "expected windows of at most 16 tokens here, got drafts of 16");
   options.speculative = SpeculativeConfig{.tree_width = 2, .snapshots = true};
   refused(options, "tree_width: expected 1");
   options.speculative = SpeculativeConfig{};
   options.route = Route::kConventional;
   refused(options, "through the ring");
+}
+
+// The third token of a prompt has the distribution that the model's probabilities give, whether the
+// drafts were drawn from another model or chosen by it.
+TEST(Speculation, SampledTokensHaveTheModelsDistribution) {
+  const SamplingParams sampling{.temperature = 0.9, .top_k = 5, .top_p = 0.95, .min_p = 0.02};
+  const std::vector<int32_t> prompt = {1, 2, 3};
+  uint64_t start = 0;
+  for (const int32_t id : prompt) start = extend_hash(start, id);
+  std::vector<double> expected(kVocab, 0);
+  for (const auto& [a, pa] : distribution(logits_of(start, kVocab), sampling, {}, {})) {
+    const uint64_t first = extend_hash(start, a);
+    for (const auto& [b, pb] : distribution(logits_of(first, kVocab), sampling, {}, {})) {
+      const uint64_t second = extend_hash(first, b);
+      for (const auto& [c, pc] : distribution(logits_of(second, kVocab), sampling, {}, {}))
+        expected[c] += pa * pb * pc;
+    }
+  }
+  for (const bool sampled : {true, false}) {
+    FakeModel model(kVocab), draft_model(kVocab);
+    draft_model.salt = 12345;
+    EngineOptions options = options_of({fixed(DraftMethod::kDraftModel, 3)});
+    options.speculative->sampled = sampled;
+    options.draft_model = &draft_model;
+    options.max_num_seqs = 16;
+    Engine engine(model, nullptr, options);
+    constexpr int64_t kRequests = 4000;
+    for (int64_t i = 0; i < kRequests; ++i) {
+      Request request;
+      request.prompt = prompt;
+      request.sampling = sampling;
+      request.sampling.seed = static_cast<uint64_t>(1000 + i);
+      request.max_tokens = 5;
+      engine.add(request);
+    }
+    Outputs outputs;
+    while (!engine.idle()) {
+      for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
+    }
+    std::vector<int64_t> counts(kVocab, 0);
+    for (const auto& [id, tokens] : outputs) ++counts[tokens.at(2)];
+    double chi_square = 0;
+    for (int64_t v = 0; v < kVocab; ++v) {
+      const double mean = expected[v] * kRequests;
+      if (mean > 0) chi_square += std::pow(static_cast<double>(counts[v]) - mean, 2) / mean;
+      if (mean == 0) EXPECT_EQ(counts[v], 0);
+    }
+    EXPECT_LT(chi_square, 33);  // five degrees of freedom: one in 250,000
+    EXPECT_GT(engine.stats().speculation.mean_length(), 1.2);
+  }
 }
 
 }  // namespace

@@ -105,16 +105,9 @@ def test_single_tokens(device, family, route):
         close(model.state.checkpoint[slot], model.exact[slot])
 
 
-def windows(device):
-    """Whether the device's step takes windows of several tokens."""
-    if device == "cuda":
-        pytest.skip("covered by the library's own tests")
-
-
 @devices
 @pytest.mark.parametrize("family", FAMILIES)
 def test_windows_and_rejection(device, family):
-    windows(device)
     model = Model(family, device, window=3)
     for step in range(9):
         x = model.tokens(6)
@@ -132,7 +125,6 @@ def test_windows_and_rejection(device, family):
 @devices
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees(device, family):
-    windows(device)
     model, parents = Model(family, device, window=4), [-1, 0, 0, 1]
     x = model.tokens(8)
     o = model.step(x, [0, 4, 8, 8], parent=parents * 2)

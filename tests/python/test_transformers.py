@@ -22,8 +22,6 @@ FOLDERS = {
 
 
 def load(name, device):
-    if device == "cuda" and name not in ("nemotron_h", "qwen3_5"):
-        pytest.skip("state_dim is not 128")
     folder = REPOSITORY / FOLDERS[name]
     if not folder.exists():
         pytest.skip(f"{folder} is not there")

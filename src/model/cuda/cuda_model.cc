@@ -12,6 +12,7 @@
 #include "ops/cuda/check_cuda.h"
 #include "ops/cuda/cursors.h"
 #include "ops/cuda/sampling.h"
+#include "ops/cuda/step_layout.h"
 
 namespace replayssm {
 namespace {
@@ -81,6 +82,9 @@ class CudaModel final : public Model {
   void prepare(const StateView& state, int64_t sequences) override;
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
   void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) override;
+  int64_t longest_window() const override {
+    return config_.recurrent_layers() > 0 ? cuda::kMaxWindow : kMaxTreeWindow;
+  }
   bool has_draft_head() const override { return layers_.has_draft_head(); }
   void draft(const HeadBatch& head, const StateView& state, const PassOutput& output) override;
 
@@ -206,7 +210,8 @@ void CudaModel::prepare(const StateView& state, int64_t sequences) {
     const PassPlaces places{.tokens = bucket,
                             .sequences = bucket,
                             .logits = bucket,
-                            .block_table_stride = stride_of(state.kv_keys.empty() ? 0 : 1)};
+                            .block_table_stride = stride_of(state.kv_keys.empty() ? 0 : 1),
+                            .sources = !state.snapshots.empty()};
     for (int pass = 0; pass < 2; ++pass) {
       run(empty, {}, state, places);
       backend_.stream().synchronize();

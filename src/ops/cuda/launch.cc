@@ -1,7 +1,12 @@
 #include "ops/cuda/launch.h"
 
+#include <algorithm>
+#include <bit>
+#include <charconv>
+
 #include "core/check.h"
 #include "ops/cuda/check_cuda.h"
+#include "ops/cuda/launch_table.h"
 
 namespace replayssm::cuda {
 namespace {
@@ -11,6 +16,23 @@ bool fits(const StepDescription& step, const LaunchConfig& config, const Device&
   return step_layout(step.shape, step.ring, step.types, config).total <=
          device.shared_bytes_per_block;
 }
+
+// Whether the kernel can be cut so.
+bool cuts(const StepDescription& step, const LaunchConfig& config, const Device& device) {
+  const int64_t group = step.shape.heads / step.shape.key_heads;
+  return config.heads >= 1 && config.slices >= 1 && config.warps >= 1 &&
+         group % config.heads == 0 && (config.heads == 1 || config.slices == 1) &&
+         std::has_single_bit(unsigned(config.warps)) && config.warps <= kMaxWarps &&
+         fits(step, config, device);
+}
+
+struct Field {
+  std::string_view name;
+  int LaunchConfig::* value;
+};
+constexpr Field kFields[] = {{"heads", &LaunchConfig::heads},
+                             {"slices", &LaunchConfig::slices},
+                             {"warps", &LaunchConfig::warps}};
 
 }  // namespace
 
@@ -38,6 +60,14 @@ StepDescription describe(const RecurrentStepParams& params) {
 }
 
 LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
+  if (const TunedLaunch* tuned = find_tuned(launch_table(), step, device)) {
+    const auto config = parse_launch(tuned->config);
+    if (config && cuts(step, *config, device)) return *config;
+  }
+  return launch_by_rule(step, device);
+}
+
+LaunchConfig launch_by_rule(const StepDescription& step, const Device& device) {
   const auto& shape = step.shape;
   const int64_t group = shape.heads / shape.key_heads;
   LaunchConfig config;
@@ -67,7 +97,27 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
 }
 
 std::string to_string(const LaunchConfig& config) {
-  return concat("heads=", config.heads, " slices=", config.slices, " warps=", config.warps);
+  std::string text;
+  for (const Field& field : kFields)
+    text += concat(text.empty() ? "" : " ", field.name, "=", config.*field.value);
+  return text;
+}
+
+std::optional<LaunchConfig> parse_launch(std::string_view text) {
+  LaunchConfig config;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+    const size_t equals = word.find('=');
+    if (equals == word.npos) return {};
+    const auto field = std::ranges::find(kFields, word.substr(0, equals), &Field::name);
+    if (field == std::end(kFields)) return {};
+    const std::string_view number = word.substr(equals + 1);
+    int& value = config.*field->value;
+    const auto [end, error] = std::from_chars(number.begin(), number.end(), value);
+    if (error != std::errc() || end != number.end()) return {};
+  }
+  return config;
 }
 
 }  // namespace replayssm::cuda

@@ -48,8 +48,7 @@ bool is_regular(const PagedStep& p) {
     if (x->dtype != act) return false;
   return in_words(p.state, p.state_dim) && in_words(p.v, p.head_dim) &&
          in_words(p.k, p.state_dim) && in_words(p.q, p.state_dim) &&
-         in_words(p.cache_v, p.head_dim) && in_words(p.cache_k, p.state_dim) &&
-         in_words(p.out, p.head_dim);
+         in_words(p.cache_v, p.head_dim) && in_words(p.cache_k, p.state_dim);
 }
 
 template <replayssm_family kFamily>

@@ -1,7 +1,7 @@
 // Paged decode steps of any shape, alignment and mix of element types: correct, not fast.
 //
 // Grid: (heads, sequences). A warp takes a row of the state at a time, its lanes the columns. The
-// sums are those of paged_step.cuh; a single token is a window of one whose flush folds it too.
+// sums are those of paged_window.cuh; a single token is a window of one whose flush folds it too.
 
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/paged_block.cuh"
@@ -20,10 +20,10 @@ __device__ float warp_sum(float x) {
 
 class AnyStep {
  public:
-  __device__ AnyStep(const PagedStep& p, const PagedLayout& layout, const PagedItem& b,
+  __device__ AnyStep(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
                      float* shared)
       : p_(p),
-        l_(layout),
+        l_(launch.layout),
         b_(b),
         shared_(shared),
         gates_(p, gate_inputs(p, b)),
@@ -58,8 +58,8 @@ class AnyStep {
   __device__ int history() const { return b_.row.history; }
   // Rows that the readout mixes in; a flush folds them first.
   __device__ int mixed() const { return b_.row.flushes ? 0 : history(); }
-  __device__ float* query_scale() const { return shared_ + l_.scales; }
-  __device__ float* key_scale() const { return shared_ + l_.scales + l_.window; }
+  __device__ float* query_scale() const { return shared_ + l_.queries; }
+  __device__ float* key_scale() const { return shared_ + l_.keys; }
   __device__ float* weights() const { return shared_ + l_.weights; }
   __device__ float decay() const { return shared_[l_.decay]; }
   __device__ float& product(int base, int j, int s) const {
@@ -91,7 +91,7 @@ class AnyStep {
 
   __device__ void form_gates() const {
     const PagedGateInputs inputs = gate_inputs(p_, b_);
-    form_weights(p_, b_, gates_, inputs.cached, weights(), shared_ + l_.decay);
+    form_weights(p_, b_, gates_, inputs.cached, b_.head, 0.0f, weights(), shared_ + l_.decay);
     PagedGate own{0, 0, 0};
     const bool live = lane_ < b_.row.window;
     if (live) {
@@ -248,8 +248,7 @@ class AnyStep {
 
 __global__ void __launch_bounds__(32 * kWarps)
     paged_any_kernel(const __grid_constant__ PagedStep p,
-                     const __grid_constant__ PagedLaunch launch,
-                     const __grid_constant__ PagedLayout layout) {
+                     const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(256) char memory[];
   release_successor();
   wait_for_predecessor();
@@ -259,19 +258,21 @@ __global__ void __launch_bounds__(32 * kWarps)
     return;
   }
   if (b.row.window <= 0 && !b.row.flushes) return;
-  AnyStep(p, layout, b, reinterpret_cast<float*>(memory)).run();
+  AnyStep(p, launch, b, reinterpret_cast<float*>(memory)).run();
 }
 
 void launch_paged_any(const PagedStep& step, cudaStream_t stream) {
+  PagedStep as_window = step;
+  as_window.rule = REPLAYSSM_PAGED_WINDOW;
+  if (step.rule == REPLAYSSM_PAGED_SINGLE) as_window.max_window = 1;
   PagedLaunch launch;
   launch.rows = static_cast<int>(step.head_dim);
   launch.group = static_cast<int>(step.heads / step.key_heads);
-  launch.window = paged_window_of(step);
-  const PagedLayout layout = paged_layout(step);
-  reserve_shared("paged_step", paged_any_kernel, layout.bytes);
+  launch.layout = paged_layout(as_window, 0);
+  const int bytes = launch.layout.total * int(sizeof(float));
+  reserve_shared("paged_step", paged_any_kernel, bytes);
   const dim3 grid(static_cast<unsigned>(step.heads), static_cast<unsigned>(step.sequences));
-  launch_dependent("paged_step", paged_any_kernel, grid, 32 * kWarps, layout.bytes, stream, step,
-                   launch, layout);
+  launch_dependent("paged_step", paged_any_kernel, grid, 32 * kWarps, bytes, stream, step, launch);
 }
 
 }  // namespace replayssm::cuda

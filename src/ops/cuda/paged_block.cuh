@@ -1,5 +1,5 @@
-// What the paged decode kernels share: where a block and a lane stand, the gates of a head,
-// elements of a type that is known only at run time.
+// What the paged decode kernels share: where a block and a lane stand, the gates of a head, sums
+// over lanes, elements of a type that is known only at run time.
 #pragma once
 
 #include "ops/cuda/async_copy.cuh"
@@ -18,14 +18,6 @@ __device__ inline void set_value(const PagedValues& x, int64_t at, float value) 
   if (x.dtype == REPLAYSSM_FLOAT32) static_cast<float*>(x.data)[at] = value;
   if (x.dtype == REPLAYSSM_BFLOAT16) static_cast<Bf16*>(x.data)[at] = from_float<Bf16>(value);
   if (x.dtype == REPLAYSSM_FLOAT16) static_cast<Fp16*>(x.data)[at] = from_float<Fp16>(value);
-}
-// Two neighbours, at an even place of a row of whole words.
-__device__ inline void set_pair(const PagedValues& x, int64_t at, const float (&value)[2]) {
-  if (x.dtype == REPLAYSSM_FLOAT32)
-    store_elements<float, 2>(static_cast<float*>(x.data) + at, value);
-  if (x.dtype == REPLAYSSM_BFLOAT16)
-    store_elements<Bf16, 2>(static_cast<Bf16*>(x.data) + at, value);
-  if (x.dtype == REPLAYSSM_FLOAT16) store_elements<Fp16, 2>(static_cast<Fp16*>(x.data) + at, value);
 }
 // `value` as x stores it.
 __device__ inline float rounded_as(const PagedValues& x, float value) {
@@ -56,6 +48,70 @@ struct Raw {
   }
 };
 
+// A lane's share of a row of T, in the places where Map's rows have theirs.
+template <class Map, class T, int kPerLane>
+__device__ inline void load_as(const T* row, int lane, float (&x)[kPerLane]) {
+  constexpr int kMost = 16 / sizeof(T), kRun = Map::kElems < kMost ? Map::kElems : kMost;
+#pragma unroll
+  for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+    for (int e = 0; e < Map::kElems; e += kRun)
+      load_elements<T, kRun>(row + Map::element(c, lane) + e, x + c * Map::kElems + e);
+}
+
+// This lane's share of a row of T as it lies in memory.
+template <class T, int kState>
+struct RawRow {
+  using Map = RowMap<T, kState>;
+  uint4 words[Map::kChunks];
+
+  __device__ void load(const T* row, int lane) {
+#pragma unroll
+    for (int c = 0; c < Map::kChunks; ++c)
+      words[c] = *reinterpret_cast<const uint4*>(row + Map::element(c, lane));
+  }
+  __device__ void read(float (&x)[Map::kPerLane]) const {
+    constexpr int kPerRegister = 4 / sizeof(T);
+#pragma unroll
+    for (int c = 0; c < Map::kChunks; ++c)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        widen<T>(reinterpret_cast<const uint32_t*>(&words[c])[i],
+                 x + c * Map::kElems + i * kPerRegister);
+  }
+};
+
+// Sums of kRows values over a row's eight lanes; lane l gets that of row owned_row<kRows>(l).
+template <int kRows>
+__device__ inline int owned_row(int lane) {
+  if constexpr (kRows == 8) return lane;
+  if constexpr (kRows == 4) return lane >> 1;
+  if constexpr (kRows == 2) return lane >> 2;
+  return 0;
+}
+template <int kRows>
+__device__ inline float sum_rows(const float (&x)[kRows], int lane) {
+  float part[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) part[r] = x[r];
+#pragma unroll
+  for (int bit = 4, count = kRows; bit > 0; bit /= 2) {
+    const bool upper = lane & bit;
+    if (count > 1) {
+      count /= 2;
+#pragma unroll
+      for (int r = 0; r < count; ++r) {
+        const float kept = upper ? part[r + count] : part[r];
+        const float sent = upper ? part[r] : part[r + count];
+        part[r] = kept + __shfl_xor_sync(kAllLanes, sent, bit);
+      }
+    } else {
+      part[0] += __shfl_xor_sync(kAllLanes, part[0], bit);
+    }
+  }
+  return part[0];
+}
+
 // Where a warp stands: a piece of a head's rows, of one sequence.
 struct PagedItem {
   PagedRow row;
@@ -73,7 +129,7 @@ __device__ inline PagedItem paged_item(const PagedStep& p, const PagedLaunch& la
   b.owns_gates = slice == 0;
   b.owns_keys = slice == 0 && b.head == b.key_head * launch.group;
   b.row = paged_row(p, b.sequence);
-  b.row.window = min(b.row.window, launch.window);
+  b.row.window = min(b.row.window, launch.layout.window);
   return b;
 }
 
@@ -152,12 +208,12 @@ struct PagedHeadGates {
   }
 };
 
-// Weights of the cached rows as the state's latest row sees them, and the decay of the state
-// itself. A warp's work; sums run from the newest row backwards, so that no exponent is a
-// difference of large numbers.
+// Weights of the cached rows as the state's latest row sees them, shifted by `shift`, and the decay
+// of the state itself. A warp's work; sums run from the newest row backwards, so that no exponent
+// is a difference of large numbers.
 __device__ inline void form_weights(const PagedStep& p, const PagedItem& b,
-                                    const PagedHeadGates& gates, float newest, float* weights,
-                                    float* decay) {
+                                    const PagedHeadGates& gates, float newest, int head,
+                                    float shift, float* weights, float* decay) {
   const int lane = threadIdx.x % 32;
   float newer = 0;
 #pragma unroll 1
@@ -165,7 +221,7 @@ __device__ inline void form_weights(const PagedStep& p, const PagedItem& b,
     const int j = b.row.history - 1 - first - lane;
     PagedGate gate{0, 0, 0};
     if (j >= 0) {
-      const float value = first == 0 ? newest : *PagedGateInputs::cache(p, b, b.head, j);
+      const float value = first == 0 ? newest : *PagedGateInputs::cache(p, b, head, j);
       gate = gates.cached(value, p.rule == REPLAYSSM_PAGED_WINDOW);
     }
     float sum = gate.log_decay;
@@ -175,10 +231,11 @@ __device__ inline void form_weights(const PagedStep& p, const PagedItem& b,
       if (lane >= step) sum += other;
     }
     const float before = __shfl_up_sync(kAllLanes, sum, 1);
-    if (j >= 0) weights[j] = gate.weight * expf(fminf(newer + (lane == 0 ? 0.0f : before), 0.0f));
+    if (j >= 0)
+      weights[j] = gate.weight * expf(fminf(newer + (lane == 0 ? 0.0f : before), 0.0f) + shift);
     newer += __shfl_sync(kAllLanes, sum, 31);
   }
-  if (lane == 0) *decay = expf(fminf(newer, 0.0f));
+  if (lane == 0) *decay = expf(fminf(newer, 0.0f) + shift);
 }
 
 // What follows the readout: o + v D, times silu(z).

@@ -28,9 +28,6 @@ struct StepLaunch {
   int conv_units = 0;    // of kConvUnit channels that a block convolves
 };
 
-// How a step is cut into blocks whose rows of ring and window fit into shared memory.
-LaunchConfig fitting_launch(const RecurrentStepParams& params, const Device& device);
-
 // Checks and launches. `launch` comes with what does not follow from the other two.
 void run_step(const RecurrentStepParams& params, const LaunchConfig& config, StepLaunch launch,
               cudaStream_t stream);

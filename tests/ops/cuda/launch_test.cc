@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include "ops/cuda/launch_table.h"
+#include "ops/cuda/recurrent.h"
+
 namespace replayssm::cuda {
 namespace {
 
@@ -47,6 +50,87 @@ TEST(ChooseLaunch, IsAFunctionOfItsArguments) {
 TEST(LaunchConfig, IsPrintable) {
   EXPECT_EQ(to_string(LaunchConfig{.heads = 2, .slices = 1, .warps = 4}),
             "heads=2 slices=1 warps=4");
+}
+
+TEST(LaunchConfig, IsReadBack) {
+  const LaunchConfig config{.heads = 4, .slices = 2, .warps = 1};
+  EXPECT_EQ(parse_launch(to_string(config)), config);
+  EXPECT_EQ(parse_launch(""), LaunchConfig{});
+  for (const char* wrong : {"heads", "heads=", "heads=x", "heads=2x", "head=2", "heads=2,warps=1"})
+    EXPECT_EQ(parse_launch(wrong), std::nullopt) << wrong;
+}
+
+TEST(LaunchTable, GivesTheNearestOfTheSameKind) {
+  const auto entry = [](RecurrentShape shape, DType read, int64_t sequences, const char* config) {
+    return TunedLaunch{132, shape, {.read = read}, 1, sequences, config};
+  };
+  const TunedLaunch table[] = {
+      entry(kShapes[0], DType::kFloat32, 8, "a"), entry(kShapes[0], DType::kFloat32, 32, "b"),
+      entry(kShapes[0], DType::kFloat8E4M3, 8, "c"), entry(kShapes[3], DType::kFloat32, 8, "d")};
+  const auto found = [&](const StepDescription& step, const Device& device) {
+    const TunedLaunch* tuned = find_tuned(table, step, device);
+    return std::string(tuned ? tuned->config : "none");
+  };
+  EXPECT_EQ(found(step(kShapes[0], 8), kH200), "a");
+  EXPECT_EQ(found(step(kShapes[0], 15), kH200), "a");
+  EXPECT_EQ(found(step(kShapes[0], 17), kH200), "b");
+  EXPECT_EQ(found(step(kShapes[0], 64), kH200), "b");
+  EXPECT_EQ(found(step(kShapes[0], 65), kH200), "none");
+  EXPECT_EQ(found(step(kShapes[0], 0), kH200), "none");
+  EXPECT_EQ(found(step(kShapes[0], 9, DType::kFloat8E4M3), kH200), "c");
+  EXPECT_EQ(found(step(kShapes[3], 9), kH200), "d");
+  EXPECT_EQ(found(step(kShapes[1], 8), kH200), "none");
+  EXPECT_EQ(found(step(kShapes[0], 8), {108, kH200.shared_bytes_per_block}), "none");
+  auto window = step(kShapes[0], 8);
+  window.ring.max_window = 5;
+  EXPECT_EQ(found(window, kH200), "none");
+}
+
+// The table that is compiled in: each entry is chosen where it was measured.
+TEST(LaunchTable, IsUsed) {
+  for (const TunedLaunch& entry : launch_table()) {
+    SCOPED_TRACE(std::string(entry.config));
+    const StepDescription measured{.shape = entry.shape,
+                                   .ring = {.max_window = entry.max_window},
+                                   .types = entry.types,
+                                   .sequences = entry.sequences};
+    const Device device{entry.multiprocessors, kH200.shared_bytes_per_block};
+    EXPECT_EQ(to_string(choose_launch(measured, device)), entry.config);
+  }
+}
+
+// All else is the general kernel's.
+TEST(StepKernel, TakesWhatItIsMadeFor) {
+  RecurrentStepParams params;
+  params.shape = kShapes[0];
+  params.batch.sequences = 8;
+  params.state.activation_dtype = DType::kBFloat16;
+  alignas(16) static char memory[32];
+  const auto takes = [&](auto&& change) {
+    RecurrentStepParams p = params;
+    change(p);
+    return step_kernel_config(p, kH200).has_value();
+  };
+  EXPECT_TRUE(takes([](auto&) {}));
+  EXPECT_FALSE(takes([](auto& p) { p.shape.state_dim = 64; }));
+  EXPECT_FALSE(takes([](auto& p) { p.shape.head_dim = 20; }));
+  EXPECT_TRUE(takes([](auto& p) { p.batch.ring.max_window = 16; }));
+  EXPECT_FALSE(takes([](auto& p) { p.batch.ring.max_window = 17; }));
+  EXPECT_FALSE(takes([](auto& p) { p.batch.ring.buffer_len = 4000; }));
+  EXPECT_FALSE(takes([](auto& p) { p.v = memory + 8; }));
+  EXPECT_FALSE(takes([](auto& p) { p.k_stride = 4; }));
+  EXPECT_TRUE(takes([](auto& p) { p.state.read_copy = {memory, nullptr, DType::kInt8}; }));
+  EXPECT_FALSE(takes([](auto& p) { p.state.read_copy = {memory, nullptr, DType::kFloat16}; }));
+  EXPECT_FALSE(takes([](auto& p) {
+    p.state.read_copy = {memory, nullptr, DType::kInt8};
+    p.state.activation_dtype = DType::kFloat32;
+  }));
+  const uint64_t seed = 1;
+  EXPECT_TRUE(takes([&](auto& p) { p.rounding.seed = &seed; }));
+  EXPECT_FALSE(takes([&](auto& p) {
+    p.rounding.seed = &seed;
+    p.state.checkpoint_dtype = DType::kBFloat16;
+  }));
 }
 
 TEST(FastDivide, AgreesWithDivision) {

@@ -45,6 +45,25 @@ TEST_P(CudaStep, ReadoutErrorIsBelowOneMillionth) {
   }
 }
 
+// What 16-bit outputs lose is their rounding.
+TEST(CudaStepOutputs, OfSixteenBitsAreAsGoodAsRoundedDoubles) {
+  REQUIRE_DEVICE();
+  for (const Family family : {Family::kMamba2, Family::kGatedDelta, Family::kKimiDelta}) {
+    const Case c{{family, 4, 2, 64, 128}, DType::kBFloat16, DType::kFloat32, DType::kBFloat16};
+    const auto in = random_inputs(c, 48, 22);
+    const auto want = expected(c, in, 48);
+    std::vector<double> nearest;
+    for (const double o : want.o) nearest.push_back(rounded<bf16>(static_cast<float>(o)));
+    for (const Route route : kRoutes) {
+      Pool pool(c, {}, 1);
+      pool.clear(0);
+      EXPECT_LT(relative_error(decode(c, pool, route, in, 0, 48, 1), want.o),
+                1.02 * relative_error(nearest, want.o))
+          << name(c) << " " << route_name(route);
+    }
+  }
+}
+
 TEST_P(CudaStep, AnyFlushScheduleGivesTheConventionalState) {
   REQUIRE_DEVICE();
   Case c = GetParam();

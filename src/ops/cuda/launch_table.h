@@ -1,0 +1,28 @@
+// Launches of the step kernel that were measured to be faster than what the rule chooses.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "ops/cuda/launch.h"
+
+namespace replayssm::cuda {
+
+struct TunedLaunch {
+  int multiprocessors;
+  RecurrentShape shape;
+  StepTypes types;
+  int32_t max_window;
+  int64_t sequences;
+  std::string_view config;  // as to_string spells it
+};
+
+// launch_table.inc, which `op_cuda --tune` writes.
+std::span<const TunedLaunch> launch_table();
+
+// The one measured for this device, shape, types and window with the nearest number of sequences,
+// at most twice or half as many; null: there is none.
+const TunedLaunch* find_tuned(std::span<const TunedLaunch> table, const StepDescription& step,
+                              const Device& device);
+
+}  // namespace replayssm::cuda
