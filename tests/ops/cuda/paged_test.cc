@@ -94,7 +94,9 @@ class PagedRun {
       EXPECT_EQ(std::memcmp(after_[n].data(), expected_[n].data(), after_[n].size() * 4), 0)
           << "array " << n;
     cuda::paged_step(p, cuda::current_device(), nullptr);  // idempotent where nothing flushes
-    if (!flushes()) EXPECT_EQ(out_.download(), outputs_);
+    if (!flushes()) {
+      EXPECT_EQ(out_.download(), outputs_);
+    }
   }
 
  private:
