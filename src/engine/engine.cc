@@ -89,10 +89,9 @@ MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
   return plan_memory(model, options);
 }
 
-// Whether the token depends on nothing but the logits and a draw, and nothing else is asked for.
+// Whether a draw is all that is asked for, from logits as they are or with penalties.
 bool is_plain(const SamplingParams& sampling) {
-  return sampling.repetition_penalty == 1 && sampling.presence_penalty == 0 &&
-         sampling.frequency_penalty == 0 && sampling.logit_bias.empty() && sampling.logprobs < 0;
+  return sampling.logit_bias.empty() && sampling.logprobs < 0;
 }
 
 TokenDraw draw_of(const Sequence& sequence) {
@@ -102,7 +101,12 @@ TokenDraw draw_of(const Sequence& sequence) {
           .min_p = sampling.min_p,
           .top_k = sampling.top_k,
           .seed = sampling.seed,
-          .position = sequence.size()};
+          .position = sequence.size(),
+          .repetition_penalty = sampling.repetition_penalty,
+          .presence_penalty = sampling.presence_penalty,
+          .frequency_penalty = sampling.frequency_penalty,
+          .tokens = sequence.tokens,
+          .prompt_length = sequence.prompt_len};
 }
 
 }  // namespace
@@ -204,9 +208,9 @@ PassOutput Engine::Impl::output_for(const Schedule& schedule) {
   draws.clear();
   for (const auto& [sequence, tokens] : schedule.windows) {
     if (sequence->computed + tokens < sequence->size()) continue;
-    greedy = greedy && sequence->sampling.temperature == 0;
     has_tokens = has_tokens && is_plain(sequence->sampling);
     draws.push_back(draw_of(*sequence));
+    greedy = greedy && sequence->sampling.temperature == 0 && !draws.back().has_penalties();
   }
   has_tokens = has_tokens && (greedy || model.draws_tokens());
   if (!has_tokens) return {.logits = logits.data()};

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "model/sharding.h"
 
 namespace replayssm {
 namespace {
@@ -139,10 +140,7 @@ class Residual {
             .eps = context_.config.norm_eps,
             .y = context_.normed.get(rows * size_ * context_.element_bytes())};
   }
-  void run(const AddNormParams& params) {
-    const StageTimer timer(context_, Stage::kNorm);
-    context_.backend.add_norm(params);
-  }
+  void run(const AddNormParams& params) { add_norm(params, context_); }
 
   Context& context_;
   float* hidden_;
@@ -171,7 +169,7 @@ void mix_channels(const LayerStack::Layer& layer, Residual& residual, Context& c
   float* wide = layer.moe ? context.normed_wide.get(count) : nullptr;
   const void* x = residual.normed(layer.channel_norm, wide);
   float* delta = context.delta.get(count);
-  if (layer.mlp) layer.mlp->forward(x, context.tokens(), delta, context);
+  if (layer.mlp) layer.mlp->forward(x, context.tokens(), delta, true, context);
   if (layer.moe) layer.moe->forward(x, wide, delta, context);
   residual.add(delta, output_scale(context.config, layer.kind.channel_mix));
 }
@@ -214,6 +212,7 @@ int64_t LayerStack::weight_bytes() const {
 void LayerStack::run(Context& context, float* logits) const {
   const PassArrays& arrays = context.arrays;
   const ModelConfig& config = context.config;
+  context.pending = {};
   context.backend.begin_pass(arrays, *context.state);
   float* hidden = context.hidden.get(arrays.tokens * config.hidden_size);
   {
@@ -232,11 +231,15 @@ void LayerStack::run(Context& context, float* logits) const {
   project(*lm_head_, x, arrays.logits, logits, context);
 }
 
-ModelWeights read_weights(const ModelSource& source, const ModelConfig& config) {
-  return source.dummy_weights ? dummy_weights(config) : load_weights(source.folder, config);
+ModelWeights read_weights(const ModelSource& source, ModelConfig& config) {
+  ModelWeights weights =
+      source.dummy_weights ? dummy_weights(config) : load_weights(source.folder, config);
+  if (source.communicator) take_shard(config, weights, source.communicator->shard());
+  return weights;
 }
 
-void check_pass(const Batch& batch, const StateView& state, const ModelConfig& config) {
+void check_pass(const Batch& batch, const StateView& state, const ModelConfig& config,
+                int64_t drawn) {
   const int64_t sequences = batch.sequences();
   REPLAYSSM_CHECK(static_cast<int64_t>(batch.query_start.size()) == sequences + 1 &&
                       static_cast<int64_t>(batch.position.size()) == sequences,
@@ -249,6 +252,7 @@ void check_pass(const Batch& batch, const StateView& state, const ModelConfig& c
   REPLAYSSM_CHECK(static_cast<int64_t>(state.kv_keys.size()) == config.attention_layers(),
                   "kv layers=", state.kv_keys.size());
   for (const int32_t id : batch.token_ids) {
+    if (id <= -2 && -2 - id < drawn) continue;
     if (id < 0 || id >= config.vocab_size)
       fail("token id ", id, " is outside the model's vocabulary of ", config.vocab_size);
   }

@@ -24,12 +24,12 @@ int32_t likeliest(const float* logits, int64_t vocab) {
 class CpuModel final : public Model {
  public:
   CpuModel(ModelConfig config, ModelWeights weights, DType dtype, ThreadPool& pool,
-           const std::function<void(int64_t, int64_t)>& progress)
+           const ModelSource& source)
       : config_(std::move(config)),
         pool_(pool),
         backend_(dtype, pool),
-        context_(config_, backend_),
-        layers_(std::move(weights), context_, progress) {}
+        context_(config_, backend_, source.communicator),
+        layers_(std::move(weights), context_, source.progress) {}
 
   const ModelConfig& config() const override { return config_; }
   DType activation_dtype() const override { return backend_.dtype(); }
@@ -95,7 +95,7 @@ std::unique_ptr<Model> load_cpu_model(const ModelSource& source, DType activatio
   ModelConfig config = load_config(source.folder);
   ModelWeights weights = read_weights(source, config);
   return std::make_unique<CpuModel>(std::move(config), std::move(weights), activation_dtype, pool,
-                                    source.progress);
+                                    source);
 }
 
 }  // namespace replayssm

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "model/cuda/cuda_backend.h"
 #include "model/cuda/graphs.h"
+#include "model/cuda/pass_results.h"
 #include "model/cuda/step_arrays.h"
 #include "model/layer_stack.h"
 #include "ops/cuda/bandwidth.h"
@@ -30,19 +31,26 @@ int64_t stride_of(int64_t blocks) {
              : static_cast<int64_t>(std::bit_ceil(std::max(static_cast<uint64_t>(blocks), kLeast)));
 }
 
+// Room for the tokens that penalties look at, in few steps as well.
+int64_t history_of(std::span<const TokenDraw> draws) {
+  constexpr uint64_t kLeast = 1024;
+  uint64_t longest = 0;
+  for (const TokenDraw& draw : draws)
+    if (draw.has_penalties()) longest = std::max<uint64_t>(longest, draw.tokens.size());
+  return longest == 0 ? 0 : static_cast<int64_t>(std::bit_ceil(std::max(longest, kLeast)));
+}
+
 class CudaModel final : public Model {
  public:
-  CudaModel(ModelConfig config, ModelWeights weights, DType dtype,
-            const std::function<void(int64_t, int64_t)>& progress)
+  CudaModel(ModelConfig config, ModelWeights weights, DType dtype, const ModelSource& source)
       : config_(std::move(config)),
         backend_(config_, dtype),
-        context_(config_, backend_),
-        layers_(std::move(weights), context_, progress),
+        context_(config_, backend_, source.communicator),
+        layers_(std::move(weights), context_, source.progress),
         arrays_(backend_.device_memory()),
         logits_(backend_.memory()),
         tokens_(backend_.memory()),
-        sampling_(backend_.memory()),
-        tokens_host_(pinned_) {
+        sampling_(backend_.memory()) {
     backend_.stream().synchronize();
   }
 
@@ -50,6 +58,7 @@ class CudaModel final : public Model {
   DType activation_dtype() const override { return backend_.dtype(); }
   StageTimes& stage_times() override { return times_; }
   bool draws_tokens() const override { return true; }
+  bool runs_behind() const override { return !backend_.clock().on(); }
   void time_stages(bool on) override { backend_.clock().turn(on); }
   int64_t weight_bytes() const override { return layers_.weight_bytes(); }
   Memory& memory() override { return backend_.memory(); }
@@ -57,6 +66,8 @@ class CudaModel final : public Model {
   void reserve(const PassLimits& limits) override;
   void prepare(const StateView& state, int64_t sequences) override;
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
+  void start(const Batch& batch, const StateView& state, const PassOutput& output) override;
+  void finish() override { results_.finish(); }
 
  private:
   // Enqueues a pass: captured or replayed where it is a step.
@@ -68,7 +79,6 @@ class CudaModel final : public Model {
   cudaStream_t stream() const { return backend_.stream().get(); }
 
   ModelConfig config_;
-  cuda::PinnedMemory pinned_;
   CudaBackend backend_;
   Context context_;
   LayerStack layers_;
@@ -77,15 +87,15 @@ class CudaModel final : public Model {
   Scratch<float> logits_;    // [logits, vocab]
   Scratch<int32_t> tokens_;  // [logits]
   Scratch<std::byte> sampling_;
-  Scratch<int32_t> tokens_host_;
+  PassResults results_;
+  int64_t drawn_ = 0;  // tokens of the last pass
   StageTimes times_;
 };
 
 void CudaModel::reserve_outputs(int64_t rows) {
   logits_.get(rows * config_.vocab_size);
   tokens_.get(rows);
-  tokens_host_.get(rows);
-  sampling_.get(cuda::sample_workspace_bytes(rows, config_.vocab_size, false));
+  sampling_.get(cuda::sample_workspace_bytes(rows, config_.vocab_size, true));
 }
 
 // A pass over padding alone takes all scratch memory that depends on the number of tokens.
@@ -136,6 +146,7 @@ void CudaModel::enqueue() {
                   .vocab = config_.vocab_size,
                   .sampling = arrays_.sampling(),
                   .position = arrays_.drawn_position(),
+                  .history = arrays_.history(),
                   .token = tokens_.get(0),
                   .workspace = sampling_.get(0)},
                  stream());
@@ -173,6 +184,7 @@ void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const 
   arrays_.assign(batch, draws, places, stream());
   context_.arrays = arrays_.arrays();
   context_.arrays.block_size = state.kv_block_size;
+  context_.arrays.drawn = tokens_.get(0);
   context_.state = &state;
   const bool steps = context_.arrays.decodes == places.sequences &&
                      places.tokens == places.sequences && places.logits == places.sequences;
@@ -181,26 +193,32 @@ void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const 
               stream(), [&] { enqueue(); });
 }
 
-void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
-  check_pass(batch, state, config_);
+void CudaModel::start(const Batch& batch, const StateView& state, const PassOutput& output) {
+  check_pass(batch, state, config_, drawn_);
   if (state.emulation) fail("emulated storage formats: expected device cpu, got cuda");
   const auto tokens = static_cast<int64_t>(batch.token_ids.size());
-  if (tokens == 0) return;
   const int64_t sequences = batch.sequences();
   const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
-  PassPlaces places{.tokens = tokens,
-                    .sequences = sequences,
-                    .logits = rows,
-                    .block_table_stride = stride_of(batch.block_table_stride),
-                    .draws = !output.draws.empty()};
-  if (batch.decodes == sequences && tokens == sequences && rows == sequences)
-    places.tokens = places.sequences = places.logits = bucket_of(sequences);
-  run(batch, output.draws, state, places);
-  if (rows > 0 && output.tokens) {
-    int32_t* pinned = tokens_host_.get(0);
-    backend_.memory().read(pinned, tokens_.get(0), rows * static_cast<int64_t>(sizeof *pinned));
-    std::copy_n(pinned, rows, output.tokens);
+  if (tokens > 0) {
+    PassPlaces places{.tokens = tokens,
+                      .sequences = sequences,
+                      .logits = rows,
+                      .block_table_stride = stride_of(batch.block_table_stride),
+                      .draws = !output.draws.empty(),
+                      .history = history_of(output.draws)};
+    if (batch.decodes == sequences && tokens == sequences && rows == sequences)
+      places.tokens = places.sequences = places.logits = bucket_of(sequences);
+    run(batch, output.draws, state, places);
+    drawn_ = rows;
   }
+  results_.enqueue(tokens_.get(0), output.tokens ? rows : 0, output.tokens, stream());
+}
+
+void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
+  start(batch, state, output);
+  while (results_.passes() > 0) results_.finish();
+  if (batch.token_ids.empty()) return;
+  const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
   if (rows > 0 && output.logits) {
     backend_.memory().read(output.logits, logits_.get(0),
                            rows * config_.vocab_size * static_cast<int64_t>(sizeof(float)));
@@ -244,7 +262,7 @@ std::unique_ptr<Model> load_cuda_model(const ModelSource& source, DType activati
     fail("device cuda: ", obstacle);
   ModelWeights weights = read_weights(source, config);
   return std::make_unique<CudaModel>(std::move(config), std::move(weights), activation_dtype,
-                                     source.progress);
+                                     source);
 }
 
 }  // namespace replayssm
