@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device_benchmark.cuh"
+#include "ops/cuda/cursors.h"
 #include "ops/cuda/layer.h"
 #include "ops/cuda/recurrent.h"
 #include "replay/bytes.h"
@@ -223,9 +224,13 @@ class Problem {
 
   SequenceBatch batch(Route route, int step) const {
     const bool conventional = route == Route::kConventional;
-    return {batch_, query_start_,
-            slot_,  conventional ? no_history_ : cursors_[step],
-            ring_,  conventional ? nullptr : parent_};
+    return {batch_,
+            query_start_,
+            slot_,
+            conventional ? no_history_ : cursors_[step],
+            ring_,
+            conventional ? nullptr : parent_,
+            conventional ? no_history_plan_ : plans_[step]};
   }
 
   // Cursors as they are in the middle of long sequences that began at different times.
@@ -238,17 +243,28 @@ class Problem {
       cursors[i].ring_count = static_cast<int32_t>(1 + i % ring_.buffer_len);
     }
     no_history_ = memory_.upload(conventional);
+    no_history_plan_ = begin(no_history_);
     const int warm_up = windows_.tokens == 1 ? 0 : 64;
     for (int step = -warm_up; step < kSteps; ++step) {
+      if (step >= 0) {
+        cursors_.push_back(memory_.upload(cursors));
+        plans_.push_back(begin(cursors_.back()));
+      }
       for (Cursor& c : cursors) {
         begin_step(c, windows_.tokens, ring_);
         if (step >= 0) replay_bytes_ += step_bytes(c) / kSteps;
       }
-      if (step >= 0) cursors_.push_back(memory_.upload(cursors));
       for (Cursor& c : cursors) commit_step(c, 1 + random() % windows_.tokens, Route::kOutputOnly);
     }
     conventional_bytes_ =
         static_cast<double>(batch_) * (2 * checkpoint_bytes(op_.shape, op_.checkpoint) + in_out());
+  }
+  // Begins a step; returns its plan.
+  SequencePlan* begin(Cursor* cursors) {
+    auto* plan = memory_.take<SequencePlan>(batch_ * int64_t{sizeof(SequencePlan)});
+    cuda::begin_steps({batch_, query_start_, slot_, cursors, ring_, nullptr, plan}, cursors,
+                      nullptr);
+    return plan;
   }
   double in_out() const {
     return windows_.tokens *
@@ -276,6 +292,8 @@ class Problem {
   int32_t *query_start_ = nullptr, *slot_ = nullptr, *parent_ = nullptr;
   std::vector<Cursor*> cursors_;
   Cursor* no_history_ = nullptr;
+  std::vector<SequencePlan*> plans_;
+  SequencePlan* no_history_plan_ = nullptr;
 };
 
 }  // namespace replayssm

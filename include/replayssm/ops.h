@@ -104,6 +104,18 @@ struct ChannelGate {
   float lower_bound = 0;
 };
 
+// What the layers of a step ask of a sequence (replay/step_plan.h).
+struct SequencePlan {
+  int32_t sequence = 0;
+  int32_t slot = -1;
+  int32_t token = 0;  // the window's first
+  int32_t window = 0;
+  int32_t ring_first = 0;  // physical row of the oldest that the step needs
+  int32_t history = 0;     // rows before the window
+  int32_t folded = 0;      // the first of these
+  int32_t conv_first = 0;  // physical row of the window's first convolution input
+};
+
 // The sequences of a call.
 struct SequenceBatch {
   int64_t sequences = 0;
@@ -114,6 +126,9 @@ struct SequenceBatch {
   // Tree windows: [tokens] the index within its window of a token's parent, which comes before it;
   // -1 is the last committed token. Null: every window is a chain.
   const int32_t* parent = nullptr;
+  // [sequences] of a device, 16 byte aligned, in the order in which layers take them. begin_steps
+  // forms them; null: layers ask the cursors.
+  SequencePlan* plan = nullptr;
 };
 
 // One decode step of a layer: appends the windows to the rings, folds what is due and reads out.

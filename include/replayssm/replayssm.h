@@ -98,6 +98,8 @@ typedef struct replayssm_batch {
   const replayssm_cursor* cursors; /* [slots] */
   replayssm_ring_config ring;
   const int32_t* parent; /* [tokens], null: chains */
+  void*
+      plan; /* [sequences] of 32 bytes, of a device: begin_steps writes, steps read; may be null */
 } replayssm_batch;
 
 /* Of a decode step and of a prefill. */

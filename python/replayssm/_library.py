@@ -137,6 +137,7 @@ class Batch(Structure):
         ("cursors", c_void_p),
         ("ring", RingConfig),
         ("parent", c_void_p),
+        ("plan", c_void_p),
     ]
 
 

@@ -15,6 +15,7 @@
 #include "cli/generate.h"
 #include "cli/logits.h"
 #include "cli/serve_flags.h"
+#include "cli/spec_flags.h"
 #include "cli/sweep_flags.h"
 #include "core/check.h"
 #include "replayssm/ops.h"
@@ -69,6 +70,7 @@ void add_generate(CLI::App& parent, Command& command) {
   add_route(app, options->route);
   add_state(app, options->state);
   add_read_dtype(app, options->state);
+  add_speculation(app, options->speculation);
   add_max_num_seqs(app, options->limits);
   add_max_num_batched_tokens(app, options->limits);
   add_gpu_memory_utilization(app, options->limits);
@@ -246,6 +248,7 @@ std::function<void()> parse_command_line(int argc, const char* const* argv) {
   CLI::App& bench = *app.add_subcommand("bench", "Measure speed and accuracy");
   bench.require_subcommand(1);
   add_bench_decode(bench, command);
+  add_bench_spec(bench, command);
   add_bench_op(bench, command);
   add_bench_serve(bench, command);
   add_bench_accuracy(bench, command);

@@ -137,12 +137,48 @@ void add_state(CLI::App& app, StateOptions& options) {
 void add_route(CLI::App& app, RouteOptions& options) {
   app.add_flag("--use-replayssm,!--no-use-replayssm", options.use_replayssm,
                "Decode through ReplaySSM (the default), or update the state at every token")
-      ->disable_flag_override();
+      ->disable_flag_override()
+      ->each([&](const std::string& value) { options.asked = value == "true"; });
   add_choice(app, "--replayssm-route", {"output_only", "state_and_output"}, "output_only",
              "How a step reads state and ring", [&](const std::string& name) {
                options.replay_route =
                    name == "output_only" ? Route::kOutputOnly : Route::kStateAndOutput;
              });
+}
+
+void add_speculation(CLI::App& app, SpeculationOptions& options) {
+  app.add_option_function<std::string>(
+         "--speculative-config",
+         [&](const std::string& text) { options.config = parse_speculative_config(text); },
+         R"(Draft tokens, e.g. '{"method": "ngram|suffix|mtp|draft_model", "num_speculative_tokens": 4}')")
+      ->type_name("JSON");
+  app.add_flag_function(
+         "--use-replayssm-spec,!--no-use-replayssm-spec",
+         [&](int64_t count) { options.use_replayssm_spec = count > 0; },
+         "Verify drafts through the ring (the default), or store a state per token")
+      ->disable_flag_override();
+}
+
+std::optional<SpeculativeConfig> speculation_of(const SpeculationOptions& options,
+                                                const RouteOptions& route) {
+  if (route.asked && options.use_replayssm_spec.value_or(false)) {
+    fail(
+        "--use-replayssm and --use-replayssm-spec: expected one of them, got both: the first "
+        "decodes without drafts");
+  }
+  if (!options.config) {
+    if (options.use_replayssm_spec)
+      fail("--use-replayssm-spec: expected a --speculative-config, got none");
+    return {};
+  }
+  SpeculativeConfig config = *options.config;
+  config.snapshots = !options.use_replayssm_spec.value_or(true);
+  if (!route.use_replayssm && !config.snapshots) {
+    fail(
+        "--no-use-replayssm: expected --no-use-replayssm-spec with --speculative-config, which "
+        "stores a state per token, got drafts that go through the ring");
+  }
+  return config;
 }
 
 void add_max_num_seqs(CLI::App& app, LimitOptions& options) {

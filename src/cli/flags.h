@@ -57,6 +57,7 @@ void add_state_dtype(CLI::App& app, StateOptions& options);
 void add_read_dtype(CLI::App& app, StateOptions& options);
 void add_state(CLI::App& app, StateOptions& options);
 void add_route(CLI::App& app, RouteOptions& options);
+void add_speculation(CLI::App& app, SpeculationOptions& options);
 void add_max_num_seqs(CLI::App& app, LimitOptions& options);
 void add_max_num_batched_tokens(CLI::App& app, LimitOptions& options);
 void add_gpu_memory_utilization(CLI::App& app, LimitOptions& options);

@@ -96,7 +96,8 @@ EngineOptions engine_options(const GenerateOptions& options, const ModelConfig& 
           .max_num_seqs = options.limits.max_num_seqs,
           .max_num_batched_tokens = options.limits.batched_tokens(),
           .max_model_len = options.limits.max_model_len,
-          .memory_utilization = options.limits.gpu_memory_utilization};
+          .memory_utilization = options.limits.gpu_memory_utilization,
+          .speculative = speculation_of(options.speculation, options.route)};
 }
 
 Timing run(Engine& engine, const GenerateOptions& options, const Tokenizer& tokenizer,
@@ -119,6 +120,16 @@ Timing run(Engine& engine, const GenerateOptions& options, const Tokenizer& toke
   return timing;
 }
 
+void report(const SpeculationStats& stats) {
+  std::string positions;
+  for (size_t i = 0; i < stats.proposed.size() && stats.proposed[i] > 0; ++i) {
+    positions += fmt::format(
+        " {:.3f}", static_cast<double>(stats.accepted[i]) / static_cast<double>(stats.proposed[i]));
+  }
+  spdlog::info("drafts: {:.2f} tokens per window; accepted by position{}", stats.mean_length(),
+               positions.empty() ? " -" : positions);
+}
+
 }  // namespace
 
 void generate(const GenerateOptions& options) {
@@ -126,8 +137,11 @@ void generate(const GenerateOptions& options) {
   const std::filesystem::path folder = find_model(options.model);
   const Tokenizer tokenizer(folder);
   const auto prompts = read_prompts(options, folder, tokenizer);
-  const LoadedModel loaded = load_model(folder, options.model);
-  Engine engine(*loaded.model, &tokenizer, engine_options(options, loaded.model->config()));
+  const auto speculation = speculation_of(options.speculation, options.route);
+  const LoadedModel loaded = load_model(folder, options.model, speculation);
+  EngineOptions engine_setup = engine_options(options, loaded.model->config());
+  engine_setup.draft_model = loaded.draft_model.get();
+  Engine engine(*loaded.model, &tokenizer, engine_setup);
   if (engine.memory_plan().total > 0) spdlog::info(to_string(engine.memory_plan()));
   for (const std::vector<int32_t>& prompt : prompts) {
     engine.add({.prompt = prompt,
@@ -142,6 +156,7 @@ void generate(const GenerateOptions& options) {
   spdlog::info("prompt {} tokens, prefill {:.1f} tokens/s; decode {} tokens, {:.1f} tokens/s",
                timing.prefill_tokens, rate(timing.prefill_tokens, timing.prefill_seconds),
                timing.decode_tokens, rate(timing.decode_tokens, timing.decode_seconds));
+  if (speculation) report(engine.stats().speculation);
 }
 
 }  // namespace replayssm::cli

@@ -13,6 +13,7 @@ struct GenerateOptions {
   StateOptions state;
   RouteOptions route;
   LimitOptions limits;
+  SpeculationOptions speculation;
   SamplingParams sampling;
   std::vector<std::string> prompts;  // none: prompt_file
   std::string prompt_file = "-";     // "-" = standard input

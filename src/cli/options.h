@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/sampler.h"
+#include "engine/speculative_config.h"
 #include "replayssm/types.h"
 
 namespace replayssm::cli {
@@ -16,6 +17,7 @@ struct ModelOptions {
   std::optional<DType> dtype;   // of activations, KV and ring; none = auto
   int threads = 0;              // 0 = one per available core
   bool dummy_weights = false;   // random ones; a bundled shape's name is a model too
+  bool draft_head = false;      // the model's own drafter is loaded too
 };
 
 struct StateOptions {
@@ -28,8 +30,18 @@ struct RouteOptions {
   bool use_replayssm = true;
   Route replay_route = Route::kOutputOnly;
 
+  bool asked = false;  // for it, in so many words
   Route route() const { return use_replayssm ? replay_route : Route::kConventional; }
 };
+
+struct SpeculationOptions {
+  std::optional<SpeculativeConfig> config;
+  std::optional<bool> use_replayssm_spec;  // none = drafts go through the ring
+};
+
+// The configuration with what other flags say about it. Throws Error where they contradict.
+std::optional<SpeculativeConfig> speculation_of(const SpeculationOptions& options,
+                                                const RouteOptions& route);
 
 struct LimitOptions {
   int64_t max_num_seqs = 8;

@@ -29,7 +29,8 @@ EngineOptions engine_options(const ServeOptions& options, const ModelConfig& con
           .memory_utilization = options.limits.gpu_memory_utilization,
           .prefix_cache_bytes = options.prefix_caching ? bytes(options.prefix_cache_gib) : 0,
           .prefix_interval = options.prefix_interval,
-          .swap_bytes = bytes(options.swap_gib)};
+          .swap_bytes = bytes(options.swap_gib),
+          .speculative = speculation_of(options.speculation, options.route)};
 }
 
 server::ServedModel served_model(const ServeOptions& options, const std::filesystem::path& folder,
@@ -77,9 +78,12 @@ void serve(const ServeOptions& options) {
   spdlog::default_logger()->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
   const std::filesystem::path folder = find_model(options.model);
   const Tokenizer tokenizer(folder);
-  const LoadedModel loaded = load_model(folder, options.model);
+  const LoadedModel loaded =
+      load_model(folder, options.model, speculation_of(options.speculation, options.route));
   const ModelConfig& config = loaded.model->config();
-  Engine engine(*loaded.model, &tokenizer, engine_options(options, config));
+  EngineOptions engine_setup = engine_options(options, config);
+  engine_setup.draft_model = loaded.draft_model.get();
+  Engine engine(*loaded.model, &tokenizer, engine_setup);
   if (engine.memory_plan().total > 0) spdlog::info(to_string(engine.memory_plan()));
   server::App app(engine, served_model(options, folder, tokenizer, engine, config),
                   app_options(options));

@@ -14,6 +14,7 @@ struct ServeOptions {
   StateOptions state;
   RouteOptions route;
   LimitOptions limits{.max_num_seqs = 32};
+  SpeculationOptions speculation;
   std::string host = "127.0.0.1";
   uint16_t port = 8000;
   std::string served_name;  // none: the model's

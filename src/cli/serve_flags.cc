@@ -66,6 +66,7 @@ void add_serve(CLI::App& parent, Command& command) {
   add_route(app, options->route);
   add_state(app, options->state);
   add_read_dtype(app, options->state);
+  add_speculation(app, options->speculation);
   add_max_num_seqs(app, options->limits);
   add_max_num_batched_tokens(app, options->limits);
   add_gpu_memory_utilization(app, options->limits);

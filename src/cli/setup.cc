@@ -70,20 +70,42 @@ fs::path find_model(const ModelOptions& options) {
 
 std::string model_name(const fs::path& folder) { return fs::canonical(folder).filename(); }
 
-LoadedModel load_model(const fs::path& folder, const ModelOptions& options) {
-  LoadedModel loaded;
-  loaded.threads = std::make_unique<ThreadPool>(options.threads);
+namespace {
+
+std::unique_ptr<Model> load_on_device(const fs::path& folder, const ModelOptions& options,
+                                      ThreadPool& threads) {
   const DType dtype = options.dtype.value_or(DType::kBFloat16);
   Progress progress("loading");
   const ModelSource source{
       .folder = folder,
       .dummy_weights = options.dummy_weights,
+      .draft_head = options.draft_head,
       .progress = [&](int64_t done, int64_t total) { progress.update(done, total); }};
   const bool cuda =
       options.device == "cuda" || (options.device == "auto" && cuda_obstacle().empty() &&
                                    cuda_obstacle(load_config(folder)).empty());
-  loaded.model =
-      cuda ? load_cuda_model(source, dtype) : load_cpu_model(source, dtype, *loaded.threads);
+  return cuda ? load_cuda_model(source, dtype) : load_cpu_model(source, dtype, threads);
+}
+
+}  // namespace
+
+LoadedModel load_model(const fs::path& folder, const ModelOptions& options) {
+  LoadedModel loaded;
+  loaded.threads = std::make_unique<ThreadPool>(options.threads);
+  loaded.model = load_on_device(folder, options, *loaded.threads);
+  return loaded;
+}
+
+LoadedModel load_model(const fs::path& folder, const ModelOptions& options,
+                       const std::optional<SpeculativeConfig>& speculation) {
+  ModelOptions with_head = options;
+  with_head.draft_head = speculation && speculation->method == DraftMethod::kMtp;
+  LoadedModel loaded = load_model(folder, with_head);
+  if (speculation && speculation->method == DraftMethod::kDraftModel) {
+    ModelOptions draft = options;
+    draft.model = speculation->model;
+    loaded.draft_model = load_on_device(find_model(draft), draft, *loaded.threads);
+  }
   return loaded;
 }
 

@@ -22,7 +22,11 @@ std::string model_name(const std::filesystem::path& folder);
 struct LoadedModel {
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<Model> model;
+  std::unique_ptr<Model> draft_model;
 };
+// With all that a way of drafting needs.
+LoadedModel load_model(const std::filesystem::path& folder, const ModelOptions& options,
+                       const std::optional<SpeculativeConfig>& speculation);
 LoadedModel load_model(const std::filesystem::path& folder, const ModelOptions& options);
 
 // The recurrent state's type: as asked for, or as the model's files recommend.

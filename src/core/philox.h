@@ -21,12 +21,12 @@ constexpr std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
   return counter;
 }
 
-// Uniform in [0, 1), 53 bits, a function of its arguments alone.
-constexpr double uniform(uint64_t seed, int64_t position) {
+// Uniform in [0, 1), 53 bits, a function of its arguments alone. Streams are independent.
+constexpr double uniform(uint64_t seed, int64_t position, uint32_t stream = 0) {
   const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
   const auto high = [](uint64_t value) { return static_cast<uint32_t>(value >> 32); };
   const auto at = static_cast<uint64_t>(position);
-  const auto bits = philox({low(at), high(at), 0, 0}, {low(seed), high(seed)});
+  const auto bits = philox({low(at), high(at), stream, 0}, {low(seed), high(seed)});
   return static_cast<double>((uint64_t{bits[0]} << 21) ^ (bits[1] >> 11)) * 0x1p-53;
 }
 

@@ -11,6 +11,7 @@
 #include "engine/prefix_cache.h"
 #include "engine/sampler.h"
 #include "engine/slot_pool.h"
+#include "engine/speculative_config.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 
@@ -30,7 +31,16 @@ struct EngineOptions {
   int64_t prefix_cache_bytes = 0;   // for states of prompts' prefixes; 0 = prefixes are not kept
   int64_t prefix_interval = 256;    // tokens between them, a multiple of kPrefillChunk
   int64_t swap_bytes = 0;           // on the host, for states of preempted requests
+  bool prepare = true;              // steps are made ready before the first one
+  std::optional<SpeculativeConfig> speculative{};
+  Model* draft_model = nullptr;  // of method draft_model; on the same device
 };
+
+// States kept besides the checkpoint: as many as a window has tokens, of the baseline.
+inline int64_t snapshots_of(const EngineOptions& options) {
+  return options.speculative && options.speculative->snapshots ? options.speculative->max_window()
+                                                               : 0;
+}
 
 struct MemoryPlan;  // engine/memory_plan.h
 
@@ -55,6 +65,22 @@ struct RequestOutput {
   int64_t cached_tokens = 0;  // of the prompt, whose states were there already
 };
 
+// Of speculative decoding; sums.
+struct SpeculationStats {
+  int64_t windows = 0;         // of decoding sequences, drafted or not
+  int64_t drafted_tokens = 0;  // that were verified
+  int64_t kept_tokens = 0;     // by all windows: what the windows have put out
+  // [depth] of paths of drafts that reached it: how many, and how many were accepted that far.
+  std::vector<int64_t> proposed{}, accepted{};
+  double verify_seconds = 0;  // passes and the choice of tokens
+  double commit_seconds = 0;
+  double draft_seconds = 0;
+
+  double mean_length() const {
+    return windows > 0 ? static_cast<double>(kept_tokens) / static_cast<double>(windows) : 0;
+  }
+};
+
 // Sums since the engine was made.
 struct EngineStats {
   int64_t steps = 0;
@@ -65,6 +91,7 @@ struct EngineStats {
   int64_t cached_tokens = 0;
   int64_t folds = 0;  // of rings into checkpoints
   PrefixCache::Stats prefixes{};
+  SpeculationStats speculation{};
 };
 
 // A running request, for those who look on.

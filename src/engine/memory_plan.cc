@@ -31,7 +31,7 @@ MemoryPlan plan_memory(Model& model, const EngineOptions& options) {
   plan.slots = options.max_num_seqs;
   plan.prefixes = options.prefix_cache_bytes;
   plan.slot_bytes = SlotPool::bytes_per_slot(config, options.ring, options.state_dtype, dtype,
-                                             options.read_dtype);
+                                             options.read_dtype, snapshots_of(options));
   const bool paged = config.attention_layers() > 0;
   const int64_t longest = KvPool::blocks_for(options.max_model_len);
   plan.kv_block_bytes = paged ? KvPool::bytes_per_block(config, dtype) : 0;

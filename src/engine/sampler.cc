@@ -101,31 +101,11 @@ void to_weights(std::vector<Candidate>& candidates, double temperature) {
   }
 }
 
-int32_t draw(const std::vector<Candidate>& candidates, double random) {
-  double total = 0;
-  for (const Candidate& candidate : candidates) total += candidate.value;
-  const double target = random * total;
-  double reached = 0;
-  int32_t last = -1;  // taken where rounding leaves the sum below the target
-  for (const Candidate& candidate : candidates) {
-    if (candidate.value == 0) continue;
-    reached += candidate.value;
-    last = candidate.id;
-    if (reached > target) break;
-  }
-  return last;
-}
-
-int32_t choose(std::span<const float> logits, const SamplingParams& params,
-               std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position) {
-  const int32_t likeliest = argmax(logits);
-  if (params.temperature == 0 && !changes_logits(params)) return likeliest;
-
+// The tokens that may be drawn, by ascending id, with their weights.
+std::vector<Candidate> drawable(std::span<const float> logits, const SamplingParams& params,
+                                std::span<const int32_t> prompt, std::span<const int32_t> output) {
   std::vector<Candidate> candidates = all_candidates(logits);
   if (changes_logits(params)) change_logits(params, prompt, output, candidates);
-  if (params.temperature == 0) {
-    return std::min_element(candidates.begin(), candidates.end(), before)->id;
-  }
   if (params.top_k > 0) keep_likeliest(candidates, static_cast<size_t>(params.top_k));
   to_weights(candidates, params.temperature);
   if (params.top_p < 1) keep_top_p(candidates, params.top_p);
@@ -134,7 +114,37 @@ int32_t choose(std::span<const float> logits, const SamplingParams& params,
   }
   // The limits leave them in any order.
   if (params.top_k > 0 || params.top_p < 1) std::ranges::sort(candidates, {}, &Candidate::id);
-  return draw(candidates, uniform(params.seed, position));
+  return candidates;
+}
+
+template <class Weights, class Id, class Value>
+int32_t draw(const Weights& weights, double random, Id id, Value value) {
+  double total = 0;
+  for (const auto& weight : weights) total += value(weight);
+  const double target = random * total;
+  double reached = 0;
+  int32_t last = -1;  // taken where rounding leaves the sum below the target
+  for (const auto& weight : weights) {
+    if (value(weight) == 0) continue;
+    reached += value(weight);
+    last = id(weight);
+    if (reached > target) break;
+  }
+  return last;
+}
+
+int32_t choose(std::span<const float> logits, const SamplingParams& params,
+               std::span<const int32_t> prompt, std::span<const int32_t> output, int64_t position) {
+  const int32_t likeliest = argmax(logits);
+  if (params.temperature == 0) {
+    if (!changes_logits(params)) return likeliest;
+    std::vector<Candidate> candidates = all_candidates(logits);
+    change_logits(params, prompt, output, candidates);
+    return std::min_element(candidates.begin(), candidates.end(), before)->id;
+  }
+  const auto id = [](const Candidate& c) { return c.id; };
+  const auto value = [](const Candidate& c) { return c.value; };
+  return draw(drawable(logits, params, prompt, output), uniform(params.seed, position), id, value);
 }
 
 }  // namespace
@@ -160,6 +170,28 @@ void validate(const SamplingParams& params) {
     check_range("logit_bias", in(bias, -100, 100), "-100 to 100", bias);
   }
   check_range("logprobs", params.logprobs >= -1, "at least 0, or -1 for none", params.logprobs);
+}
+
+std::vector<std::pair<int32_t, double>> distribution(std::span<const float> logits,
+                                                     const SamplingParams& params,
+                                                     std::span<const int32_t> prompt,
+                                                     std::span<const int32_t> output) {
+  argmax(logits);  // throws where there is none
+  const std::vector<Candidate> candidates = drawable(logits, params, prompt, output);
+  double total = 0;
+  for (const Candidate& candidate : candidates) total += candidate.value;
+  std::vector<std::pair<int32_t, double>> result;
+  result.reserve(candidates.size());
+  for (const Candidate& candidate : candidates) {
+    if (candidate.value > 0) result.emplace_back(candidate.id, candidate.value / total);
+  }
+  return result;
+}
+
+int32_t draw_from(std::span<const std::pair<int32_t, double>> weights, double random) {
+  return draw(
+      weights, random, [](const auto& w) { return w.first; },
+      [](const auto& w) { return w.second; });
 }
 
 double log_sum_exp(std::span<const float> logits) {

@@ -43,6 +43,15 @@ SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
                     int64_t position);
 
+// What sample() draws from: tokens with their probabilities, ids ascending. temperature is not 0.
+std::vector<std::pair<int32_t, double>> distribution(std::span<const float> logits,
+                                                     const SamplingParams& params,
+                                                     std::span<const int32_t> prompt,
+                                                     std::span<const int32_t> output);
+
+// The token of a distribution, or of weights with any sum, that a number in [0, 1) falls on.
+int32_t draw_from(std::span<const std::pair<int32_t, double>> weights, double random);
+
 // Natural logarithm of the sum of exponentials. Throws like sample().
 double log_sum_exp(std::span<const float> logits);
 

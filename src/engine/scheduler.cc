@@ -49,6 +49,8 @@ void Scheduler::release(Sequence& sequence) {
   if (kv_) kv_->release(sequence.blocks);
   sequence.computed = 0;
   sequence.prefilling = true;
+  sequence.draft = {};
+  if (!sequence.swapped) sequence.snapshot = -1;
 }
 
 void Scheduler::back_to_waiting(Sequences::iterator at) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/draft.h"
 #include "engine/kv_pool.h"
 #include "engine/output.h"
 #include "engine/prefix_cache.h"
@@ -42,6 +43,9 @@ struct Sequence {
   int64_t cached = 0;  // tokens whose states came from the prefix cache
   int64_t branch = 0;  // where the prefix cache wants a snapshot; 0 = nowhere in particular
   std::optional<SwappedState> swapped;
+  Draft draft;  // that the next step verifies
+  Acceptance acceptance;
+  int32_t snapshot = -1;  // Batch::source
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_len); }

@@ -12,16 +12,17 @@ namespace {
 
 // Bytes of one slot's part in each of a recurrent layer's arrays.
 struct LayerBytes {
-  int64_t checkpoint, read_copy, read_scale, ring_v, ring_k, ring_b, ring_g, ring_gate, conv;
+  int64_t checkpoint, read_copy, read_scale, ring_v, ring_k, ring_b, ring_g, ring_gate, conv,
+      snapshots;
 
   int64_t total() const {
     return checkpoint + read_copy + read_scale + ring_v + ring_k + ring_b + ring_g + ring_gate +
-           conv;
+           conv + snapshots;
   }
 };
 
 LayerBytes layer_bytes(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
-                       DType activation_dtype, std::optional<DType> read_dtype) {
+                       DType activation_dtype, std::optional<DType> read_dtype, int64_t snapshots) {
   const RecurrentShape shape = recurrent_shape(config);
   const int64_t state_rows = shape.heads * shape.head_dim;
   const int64_t read_bytes = read_dtype ? dtype_bytes(*read_dtype) : 0;
@@ -37,7 +38,8 @@ LayerBytes layer_bytes(const ModelConfig& config, const RingConfig& ring, DType 
           .ring_b = scalars,
           .ring_g = per_column ? 0 : scalars,
           .ring_gate = per_column ? rows * shape.heads * shape.state_dim * element : 0,
-          .conv = conv_rows(ring.conv_kernel, ring.max_window) * conv_channels(config) * element};
+          .conv = conv_rows(ring.conv_kernel, ring.max_window) * conv_channels(config) * element,
+          .snapshots = snapshots * checkpoint_bytes(shape, checkpoint_dtype)};
 }
 
 }  // namespace
@@ -53,15 +55,17 @@ void check_read_copy(DType read_dtype, DType checkpoint_dtype, Route route) {
 
 int64_t SlotPool::bytes_per_slot(const ModelConfig& config, const RingConfig& ring,
                                  DType checkpoint_dtype, DType activation_dtype,
-                                 std::optional<DType> read_dtype) {
+                                 std::optional<DType> read_dtype, int64_t snapshots) {
   const int64_t layers = config.recurrent_layers();
   if (layers == 0) return 0;
-  return layers * layer_bytes(config, ring, checkpoint_dtype, activation_dtype, read_dtype).total();
+  return layers *
+         layer_bytes(config, ring, checkpoint_dtype, activation_dtype, read_dtype, snapshots)
+             .total();
 }
 
 SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
                    DType activation_dtype, int32_t slots, std::optional<DType> read_dtype,
-                   Memory& memory)
+                   Memory& memory, int64_t snapshots)
     : ring_(ring), memory_(memory), cursors_(slots, memory), free_(slots), taken_(slots, false) {
   REPLAYSSM_CHECK(slots >= 1 && ring.buffer_len >= 1 && ring.max_window >= 1, "slots=", slots,
                   " buffer_len=", ring.buffer_len, " max_window=", ring.max_window);
@@ -71,8 +75,9 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
   const int64_t layers = config.recurrent_layers();
   if (layers == 0) return;
   const LayerBytes bytes =
-      layer_bytes(config, ring, checkpoint_dtype, activation_dtype, read_dtype);
+      layer_bytes(config, ring, checkpoint_dtype, activation_dtype, read_dtype, snapshots);
   recurrent_.resize(layers);
+  if (snapshots > 0) snapshots_.resize(layers);
   conv_inputs_.resize(layers);
   // Sets `member(layer)` to that layer's part.
   const auto array = [&]<class Member>(int64_t slot_bytes, Member member, bool is_ring = false) {
@@ -96,6 +101,7 @@ SlotPool::SlotPool(const ModelConfig& config, const RingConfig& ring, DType chec
   array(bytes.ring_gate, [&](int64_t i) -> auto& { return recurrent_[i].ring_gate; }, true);
   array(bytes.read_copy, [&](int64_t i) -> auto& { return recurrent_[i].read_copy.data; });
   array(bytes.read_scale, [&](int64_t i) -> auto& { return recurrent_[i].read_copy.scale; });
+  array(bytes.snapshots, [&](int64_t i) -> auto& { return snapshots_[i]; }, true);
   array(bytes.conv, [&](int64_t i) -> auto& { return conv_inputs_[i]; });
   for (RecurrentState& state : recurrent_) {
     state.checkpoint_dtype = checkpoint_dtype;

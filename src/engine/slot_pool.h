@@ -18,21 +18,23 @@ void check_read_copy(DType read_dtype, DType checkpoint_dtype, Route route);
 
 class SlotPool {
  public:
-  // read_dtype: of the read copies, if there are to be any.
+  // read_dtype: of the read copies, if there are to be any. snapshots: of how many tokens a state
+  // is kept besides the checkpoint (StateView::snapshots).
   SlotPool(const ModelConfig& config, const RingConfig& ring, DType checkpoint_dtype,
            DType activation_dtype, int32_t slots, std::optional<DType> read_dtype = {},
-           Memory& memory = host_memory());
+           Memory& memory = host_memory(), int64_t snapshots = 0);
 
   // What one slot takes, all layers together.
   static int64_t bytes_per_slot(const ModelConfig& config, const RingConfig& ring,
                                 DType checkpoint_dtype, DType activation_dtype,
-                                std::optional<DType> read_dtype = {});
+                                std::optional<DType> read_dtype = {}, int64_t snapshots = 0);
 
   int32_t slots() const { return static_cast<int32_t>(cursors_.size()); }
   int64_t bytes() const { return bytes_; }
   const RingConfig& ring() const { return ring_; }
   const std::vector<RecurrentState>& recurrent() const { return recurrent_; }
   const std::vector<void*>& conv_inputs() const { return conv_inputs_; }
+  const std::vector<void*>& snapshots() const { return snapshots_; }  // empty without
   Cursor* cursors() const { return cursors_.data(); }  // [slots], in the pool's memory
   Cursor cursor(int32_t slot) const;
   void set_cursor(int32_t slot, const Cursor& cursor);
@@ -63,7 +65,7 @@ class SlotPool {
   RingConfig ring_;
   Memory& memory_;
   std::vector<RecurrentState> recurrent_;
-  std::vector<void*> conv_inputs_;
+  std::vector<void*> conv_inputs_, snapshots_;
   Array<Cursor> cursors_;
   std::vector<int32_t> free_;
   std::vector<bool> taken_;

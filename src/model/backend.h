@@ -137,6 +137,14 @@ struct PassArrays {
   int64_t block_table_stride = 0;
   int64_t block_size = 0;
   int64_t longest_window = 0;  // of the prefilling sequences
+  int64_t longest_step = 1;    // of the decoding sequences, or more
+  // Tree windows: SequenceBatch::parent, and per token the ancestors within its window (bit i:
+  // token i of the window, itself included) and how many they are but itself. Null: chains.
+  const int32_t* parent = nullptr;
+  const uint64_t* ancestors = nullptr;
+  const int32_t* depth = nullptr;
+  const int32_t* source = nullptr;      // Batch::source
+  const int32_t* hidden_row = nullptr;  // HeadBatch::hidden_row
 };
 
 class Backend {
@@ -176,6 +184,11 @@ class Backend {
   virtual void conv(const ConvParams& params) = 0;
   virtual void recurrent_step(const RecurrentStepParams& params) = 0;
   virtual void recurrent_prefill(const RecurrentPrefillParams& params) = 0;
+  virtual void snapshot_step(const SnapshotStepParams& params) = 0;
+  // Of one layer, behind the pass whose tree windows are committed.
+  virtual void compact(const CompactParams& params) = 0;
+  virtual void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                          const int32_t* accepted) = 0;
   // Whether a pass of decoding sequences alone takes layer_step in place of the ops that it is made
   // of.
   virtual bool fuses(const LayerStepParams& /*params*/) const { return false; }

@@ -121,7 +121,10 @@ struct ModelConfig {
   float logit_scale = 1;
   float norm_eps = 0;
   bool tied_embeddings = false;
-  int64_t mtp_layers = 0;  // announced; ModelWeights::mtp holds those that the files have
+  // The layers of the block that drafts, which the files announce and need not hold
+  // (ModelWeights::mtp); one of them has attention.
+  std::vector<LayerConfig> mtp;
+  int64_t draft_attention_layers = 0;   // of that block, once it is loaded: they cache too
   DType state_dtype = DType::kFloat32;  // what the files recommend for the recurrent state
   std::vector<int32_t> eos_ids;         // union of config.json and generation_config.json
   int32_t bos_id = -1;                  // -1 = none

@@ -2,7 +2,6 @@
 
 #include "model/layer_stack.h"
 
-#include <optional>
 #include <utility>
 
 #include "core/check.h"
@@ -10,169 +9,6 @@
 
 namespace replayssm {
 namespace {
-
-float input_scale(const ModelConfig& config, Mixer mixer) {
-  return mixer == Mixer::kMamba2      ? config.mamba2.input_scale
-         : mixer == Mixer::kAttention ? config.attention.input_scale
-                                      : 1;
-}
-
-float output_scale(const ModelConfig& config, Mixer mixer) {
-  return mixer == Mixer::kMamba2      ? config.mamba2.output_scale
-         : mixer == Mixer::kAttention ? config.attention.output_scale
-                                      : 1;
-}
-
-float output_scale(const ModelConfig& config, ChannelMix mix) {
-  return mix == ChannelMix::kDense ? config.mlp_output_scale : 1;
-}
-
-// The next layer's place among those that keep a state.
-struct Places {
-  int64_t recurrent = 0, attention = 0;
-};
-
-}  // namespace
-
-struct LayerStack::Layer {
-  LayerConfig kind;
-  // The scales of the mixers' inputs are part of the norms in front of them; the second mixer has a
-  // norm of its own where its scale is another.
-  Array<float> mixer_norm, second_norm, channel_norm;
-  std::optional<Mamba2Layer> mamba2;
-  std::optional<GatedDeltaLayer> gated_delta;
-  std::optional<KimiDeltaLayer> kimi_delta;
-  std::optional<AttentionLayer> attention;
-  std::optional<LatentAttentionLayer> latent_attention;
-  std::optional<MlpLayer> mlp;
-  std::optional<MoeLayer> moe;
-
-  Layer(const LayerConfig& layer_kind, const LayerWeights& weights, Context& context)
-      : kind(layer_kind),
-        mixer_norm(
-            pack_floats(weights.mixer_norm, context, input_scale(context.config, kind.mixer))),
-        channel_norm(pack_floats(weights.channel_norm, context)) {
-    const ModelConfig& config = context.config;
-    if (input_scale(config, kind.second) != input_scale(config, kind.mixer)) {
-      second_norm = pack_floats(weights.mixer_norm, context, input_scale(config, kind.second));
-    }
-    for (const Mixer mixer : {kind.mixer, kind.second}) {
-      switch (mixer) {
-        case Mixer::kNone: break;
-        case Mixer::kMamba2: mamba2.emplace(weights.mamba2, context); break;
-        case Mixer::kGatedDelta: gated_delta.emplace(weights.gated_delta, context); break;
-        case Mixer::kKimiDelta: kimi_delta.emplace(weights.kimi_delta, context); break;
-        case Mixer::kAttention: attention.emplace(weights.attention, context); break;
-        case Mixer::kLatentAttention:
-          latent_attention.emplace(weights.latent_attention, context);
-          break;
-      }
-    }
-    switch (kind.channel_mix) {
-      case ChannelMix::kNone: break;
-      case ChannelMix::kDense:
-        mlp.emplace(weights.mlp, config.hidden_size, context, config.mlp_gate_scale);
-        break;
-      case ChannelMix::kMoe: moe.emplace(weights.moe, context); break;
-    }
-  }
-
-  void mix_tokens(Mixer mixer, const void* x, float* delta, Places& places,
-                  Context& context) const {
-    switch (mixer) {
-      case Mixer::kNone: break;
-      case Mixer::kMamba2: return mamba2->forward(places.recurrent++, x, delta, context);
-      case Mixer::kGatedDelta: return gated_delta->forward(places.recurrent++, x, delta, context);
-      case Mixer::kKimiDelta: return kimi_delta->forward(places.recurrent++, x, delta, context);
-      case Mixer::kAttention: return attention->forward(places.attention++, x, delta, context);
-      case Mixer::kLatentAttention:
-        return latent_attention->forward(places.attention++, x, delta, context);
-    }
-  }
-
-  int64_t weight_bytes() const {
-    const auto bytes = [](const auto& layer) { return layer ? layer->weight_bytes() : 0; };
-    return bytes(mamba2) + bytes(gated_delta) + bytes(kimi_delta) + bytes(attention) +
-           bytes(latent_attention) + bytes(mlp) + bytes(moe);
-  }
-};
-
-namespace {
-
-// The residual stream of a pass: what the layers add to it is added by the norm behind them.
-class Residual {
- public:
-  Residual(Context& context, float* hidden)
-      : context_(context), hidden_(hidden), size_(context.config.hidden_size) {}
-
-  // Until the next norm; `second` takes a layer's other output.
-  void add(const float* delta, float scale) { delta_ = delta, scale_ = scale; }
-  void add_second(const float* delta, float scale) { second_ = delta, second_scale_ = scale; }
-
-  // The stream, normalised and rounded; also in fp32 where `wide` is given.
-  const void* normed(const Array<float>& weight, float* wide = nullptr) {
-    AddNormParams params = pending(weight, context_.tokens());
-    params.y_wide = wide;
-    run(params);
-    delta_ = second_ = nullptr;
-    return params.y;
-  }
-  // Of the given rows alone.
-  const void* normed_rows(const Array<float>& weight, const int32_t* rows, int64_t count) {
-    AddNormParams params = pending(weight, count);
-    params.row_index = rows;
-    params.hidden_rows = context_.tokens();
-    run(params);
-    return params.y;
-  }
-
- private:
-  AddNormParams pending(const Array<float>& weight, int64_t rows) {
-    const float all = context_.config.residual_scale;
-    return {.hidden = hidden_,
-            .delta = delta_,
-            .second = second_,
-            .scale = scale_ * all,
-            .second_scale = second_scale_ * all,
-            .weight = weight.data(),
-            .rows = rows,
-            .dim = size_,
-            .eps = context_.config.norm_eps,
-            .y = context_.normed.get(rows * size_ * context_.element_bytes())};
-  }
-  void run(const AddNormParams& params) { add_norm(params, context_); }
-
-  Context& context_;
-  float* hidden_;
-  int64_t size_;
-  const float *delta_ = nullptr, *second_ = nullptr;
-  float scale_ = 1, second_scale_ = 1;
-};
-
-void mix_tokens(const LayerStack::Layer& layer, Residual& residual, Places& places,
-                Context& context) {
-  const int64_t count = context.tokens() * context.config.hidden_size;
-  const void* x = residual.normed(layer.mixer_norm);
-  float* delta = context.delta.get(count);
-  layer.mix_tokens(layer.kind.mixer, x, delta, places, context);
-  if (const Mixer second = layer.kind.second; second != Mixer::kNone) {
-    float* second_delta = context.second_delta.get(count);
-    if (layer.second_norm.size()) x = residual.normed(layer.second_norm);
-    layer.mix_tokens(second, x, second_delta, places, context);
-    residual.add_second(second_delta, output_scale(context.config, second));
-  }
-  residual.add(delta, output_scale(context.config, layer.kind.mixer));
-}
-
-void mix_channels(const LayerStack::Layer& layer, Residual& residual, Context& context) {
-  const int64_t count = context.tokens() * context.config.hidden_size;
-  float* wide = layer.moe ? context.normed_wide.get(count) : nullptr;
-  const void* x = residual.normed(layer.channel_norm, wide);
-  float* delta = context.delta.get(count);
-  if (layer.mlp) layer.mlp->forward(x, context.tokens(), delta, true, context);
-  if (layer.moe) layer.moe->forward(x, wide, delta, context);
-  residual.add(delta, output_scale(context.config, layer.kind.channel_mix));
-}
 
 // The embedding in the activation dtype, in the backend's memory.
 Buffer pack_embedding(const Tensor& tensor, Context& context) {
@@ -183,7 +19,7 @@ Buffer pack_embedding(const Tensor& tensor, Context& context) {
 
 }  // namespace
 
-LayerStack::LayerStack(ModelWeights weights, Context& context,
+LayerStack::LayerStack(ModelWeights weights, Context& context, bool draft_head,
                        const std::function<void(int64_t, int64_t)>& progress) {
   const ModelConfig& config = context.config;
   const auto total = static_cast<int64_t>(config.layers.size());
@@ -193,6 +29,7 @@ LayerStack::LayerStack(ModelWeights weights, Context& context,
     if (progress) progress(i + 1, total);
   }
   weights.layers.clear();
+  if (draft_head && !weights.mtp.empty()) draft_head_.emplace(weights.mtp.front(), context);
   weights.mtp.clear();
   final_norm_ = pack_floats(weights.final_norm, context, config.logit_scale);
   const Tensor& head = weights.lm_head ? weights.lm_head : weights.embedding;
@@ -201,39 +38,117 @@ LayerStack::LayerStack(ModelWeights weights, Context& context,
   embedding_ = pack_embedding(weights.embedding, context);
 }
 
-LayerStack::~LayerStack() = default;
-
 int64_t LayerStack::weight_bytes() const {
   int64_t bytes = embedding_.bytes() + lm_head_->weight_bytes();
-  for (const Layer& layer : layers_) bytes += layer.weight_bytes();
+  for (const DecoderLayer& layer : layers_) bytes += layer.weight_bytes();
+  if (draft_head_) bytes += draft_head_->weight_bytes();
   return bytes;
 }
 
-void LayerStack::run(Context& context, float* logits) const {
+void LayerStack::run(Context& context, KeepHidden keep_hidden, float* logits) const {
   const PassArrays& arrays = context.arrays;
   const ModelConfig& config = context.config;
   context.pending = {};
   context.backend.begin_pass(arrays, *context.state);
   float* hidden = context.hidden.get(arrays.tokens * config.hidden_size);
-  {
-    const StageTimer timer(context, Stage::kEmbed);
-    context.backend.embed(embedding_.as<>(), arrays.token_ids, arrays.tokens, config.hidden_size,
-                          config.embedding_scale, hidden);
-  }
+  embed(context, hidden);
   Residual residual(context, hidden);
   Places places;
-  for (const Layer& layer : layers_) {
-    if (layer.mixer_norm.size()) mix_tokens(layer, residual, places, context);
-    if (layer.channel_norm.size()) mix_channels(layer, residual, context);
+  for (const DecoderLayer& layer : layers_) run_layer(layer, residual, places, context);
+  if (keep_hidden != KeepHidden::kNone) {
+    float* kept = context.kept_hidden.get(arrays.tokens * config.hidden_size);
+    if (keep_hidden == KeepHidden::kAfterNorm) {
+      residual.normed(final_norm_, kept);
+    } else {
+      residual.normed(final_norm_);
+      context.backend.copy_heads(hidden, config.hidden_size, config.hidden_size, arrays.tokens, 1,
+                                 config.hidden_size, kept, config.hidden_size);
+    }
   }
   if (arrays.logits == 0) return;
   const void* x = residual.normed_rows(final_norm_, arrays.logit_tokens, arrays.logits);
   project(*lm_head_, x, arrays.logits, logits, context);
 }
 
+void LayerStack::run_draft(Context& context, bool recycled, float* logits) const {
+  const PassArrays& arrays = context.arrays;
+  const int64_t width = context.config.hidden_size;
+  context.pending = {};
+  context.backend.begin_pass(arrays, *context.state);
+  float* embedded = context.delta.get(arrays.tokens * width);
+  embed(context, embedded);
+  const float* hidden = (recycled ? context.draft_hidden : context.kept_hidden).get(0);
+  float* output =
+      recycled ? context.draft_hidden.get(0) : context.draft_hidden.get(arrays.logits * width);
+  const void* x = draft_head_->run(context, embedded, hidden, output);
+  if (x) project(*lm_head_, x, arrays.logits, logits, context);
+}
+
+void LayerStack::embed(Context& context, float* out) const {
+  const StageTimer timer(context, Stage::kEmbed);
+  context.backend.embed(embedding_.as<>(), context.arrays.token_ids, context.arrays.tokens,
+                        context.config.hidden_size, context.config.embedding_scale, out);
+}
+
+void compact_windows(Context& context, const int32_t* path, const int32_t* accepted) {
+  const PassArrays& a = context.arrays;
+  const StateView& state = *context.state;
+  for (size_t i = 0; i < state.recurrent.size(); ++i) {
+    context.backend.compact({.shape = recurrent_shape(context.config),
+                             .batch = {.sequences = a.decodes,
+                                       .query_start = a.query_start,
+                                       .slot = a.slot,
+                                       .cursors = state.cursors,
+                                       .ring = state.ring},
+                             .state = state.recurrent[i],
+                             .conv_inputs = state.conv_inputs[i],
+                             .channels = conv_channels(context.config),
+                             .path = path,
+                             .accepted = accepted});
+  }
+  const KvShape kv = kv_shape(context.config);
+  const KvBatch batch{.sequences = a.decodes,
+                      .query_start = a.query_start,
+                      .position = a.position,
+                      .block_table = a.block_table,
+                      .block_table_stride = a.block_table_stride};
+  for (int64_t i = 0; i < kv.layers; ++i) {
+    context.backend.compact_kv({.k = state.kv_keys[i],
+                                .v = state.kv_values[i],
+                                .dtype = context.dtype(),
+                                .block_size = state.kv_block_size,
+                                .kv_heads = kv.heads,
+                                .head_dim = kv.head_dim},
+                               batch, path, accepted);
+  }
+}
+
+WindowTrees::WindowTrees(const Batch& batch) {
+  if (batch.parent.empty()) return;
+  ancestors.resize(batch.token_ids.size());
+  depth.resize(batch.token_ids.size());
+  for (int64_t s = 0; s < batch.sequences(); ++s) {
+    const int32_t begin = batch.query_start[s], end = batch.query_start[s + 1];
+    for (int32_t t = begin; t < end; ++t) {
+      if (s >= batch.decodes) {  // of any length, a chain: nobody asks for its ancestors
+        depth[t] = t - begin;
+        continue;
+      }
+      const int32_t parent = batch.parent[t];
+      ancestors[t] = uint64_t{1} << (t - begin);
+      if (parent < 0) continue;
+      ancestors[t] |= ancestors[begin + parent];
+      depth[t] = depth[begin + parent] + 1;
+    }
+  }
+}
+
 ModelWeights read_weights(const ModelSource& source, ModelConfig& config) {
   ModelWeights weights =
       source.dummy_weights ? dummy_weights(config) : load_weights(source.folder, config);
+  // What the head adds to the stream by itself is no part of a sum.
+  if (source.communicator && source.draft_head)
+    fail("draft head: expected a model in one piece, got one of several ranks");
   if (source.communicator) take_shard(config, weights, source.communicator->shard());
   return weights;
 }
@@ -249,8 +164,18 @@ void check_pass(const Batch& batch, const StateView& state, const ModelConfig& c
                   "query_start ends at ", batch.query_start.back());
   REPLAYSSM_CHECK(static_cast<int64_t>(state.recurrent.size()) == config.recurrent_layers(),
                   "states=", state.recurrent.size());
-  REPLAYSSM_CHECK(static_cast<int64_t>(state.kv_keys.size()) == config.attention_layers(),
+  REPLAYSSM_CHECK(static_cast<int64_t>(state.kv_keys.size()) >= config.attention_layers(),
                   "kv layers=", state.kv_keys.size());
+  REPLAYSSM_CHECK(batch.parent.empty() || batch.parent.size() == batch.token_ids.size(),
+                  "parents=", batch.parent.size());
+  for (int64_t s = 0; s < batch.decodes && !batch.parent.empty(); ++s) {
+    const int32_t begin = batch.query_start[s], end = batch.query_start[s + 1];
+    REPLAYSSM_CHECK(end - begin <= kMaxTreeWindow, "a tree of ", end - begin, " tokens");
+    for (int32_t t = begin; t < end; ++t) {
+      REPLAYSSM_CHECK(batch.parent[t] >= -1 && batch.parent[t] < t - begin, "token ", t - begin,
+                      " has parent ", batch.parent[t]);
+    }
+  }
   for (const int32_t id : batch.token_ids) {
     if (id <= -2 && -2 - id < drawn) continue;
     if (id < 0 || id >= config.vocab_size)

@@ -60,6 +60,8 @@ struct Context {
   Kept<float> hidden{memory}, normed_wide{memory}, projected{memory}, raised{memory}, mixed{memory},
       delta{memory}, second_delta{memory}, shared{memory}, latent{memory}, b{memory}, g{memory},
       router_logits{memory}, expert_weight{memory};
+  Kept<float> kept_hidden{memory};   // [tokens, hidden] of the last pass that kept them
+  Kept<float> draft_hidden{memory};  // [logits, hidden] of the draft head's last pass
   Kept<std::byte> normed{memory}, conv_out{memory}, activated{memory}, latent_in{memory},
       rounded{memory};
   Kept<int32_t> expert{memory};

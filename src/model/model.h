@@ -22,6 +22,9 @@ namespace cpu {
 struct StateEmulation;  // ops/cpu/precision.h
 }
 
+// What a pass keeps of its tokens' hidden states, for the draft head that reads them.
+enum class KeepHidden : uint8_t { kNone, kBeforeNorm, kAfterNorm };
+
 // One forward pass: windows of new tokens of several sequences, packed. The first `decodes`
 // sequences decode (window <= ring.max_window, through the ring); the others prefill (any length,
 // empty ring).
@@ -36,8 +39,38 @@ struct Batch {
   int64_t block_table_stride = 0;
   int64_t decodes = 0;
   std::span<const int32_t> logit_tokens{};  // packed indices of the tokens whose logits are wanted
+  // Tree windows, of decoding sequences and at most kMaxTreeWindow tokens: [tokens] the index
+  // within its window of a token's parent, before it; -1 = the last committed token. Empty: chains.
+  std::span<const int32_t> parent{};
+  // [sequences] with StateView::snapshots: the snapshot that a window starts from, -1 = the
+  // checkpoint.
+  std::span<const int32_t> source{};
+  bool deferred = false;  // the decoding sequences' windows await Model::commit
+  KeepHidden keep_hidden = KeepHidden::kNone;
 
   int64_t sequences() const { return static_cast<int64_t>(slot.size()); }
+};
+
+inline constexpr int64_t kMaxTreeWindow = 64;
+
+// What is kept of the decoding windows of a deferred pass.
+struct WindowCommit {
+  std::span<const int32_t> accepted{};  // [decodes] rows
+  // [tokens] the rows that become the first ones, as in CompactParams; empty: they are those.
+  std::span<const int32_t> path{};
+};
+
+// A pass of the draft head. The head predicts the token behind the next: its input at a position is
+// the hidden state there and the token behind it. It keeps keys and values of its own, one more
+// attention layer behind the model's (StateView::kv_keys), in the same blocks.
+struct HeadBatch {
+  // As for a forward pass. token_ids: the tokens behind the positions; slots, parents and sources
+  // are not read.
+  Batch batch{};
+  // [tokens] where the hidden state of a position lies: a packed token of the forward pass before,
+  // or, with `recycled`, a row of the logits of the head's own pass before.
+  std::span<const int32_t> hidden_row{};
+  bool recycled = false;
 };
 
 // How a token is drawn from a row's logits (engine/sampler.h: SamplingParams).
@@ -74,6 +107,7 @@ struct PassLimits {
   int64_t sequences = 0;
   int64_t logits = 0;
   int64_t context = 0;  // tokens of a sequence
+  int64_t window = 1;   // tokens of a decoding sequence
 };
 
 // The stages of a forward pass that are timed.
@@ -112,6 +146,9 @@ struct StateView {
   std::span<void* const> kv_keys{};      // one per attention layer (KvShape):
   std::span<void* const> kv_values{};    // [blocks, heads, block_size, head_dim]
   int64_t kv_block_size = 0;
+  // Speculation by snapshots: one per recurrent layer, [slots, ring.max_window, HV, V, K] in the
+  // checkpoint's type; empty: by the ring.
+  std::span<void* const> snapshots{};
   const cpu::StateEmulation* emulation = nullptr;  // of storage formats, to study them
 };
 
@@ -133,8 +170,9 @@ class Model {
   // Whether passes draw tokens; else they give the likeliest ones only.
   virtual bool draws_tokens() const { return false; }
 
-  // Begins the step of every sequence's cursor, runs the layers and commits all windows whole. A
-  // pass that throws leaves the slots of its sequences invalid.
+  // Begins the step of every sequence's cursor, runs the layers and commits all windows whole, the
+  // decoding ones only where the batch is not deferred. A pass that throws leaves the slots of its
+  // sequences invalid.
   virtual void forward(const Batch& batch, const StateView& state, const PassOutput& output) = 0;
 
   // The same in two halves, for passes that give tokens alone: where the model runs behind the
@@ -145,6 +183,14 @@ class Model {
     forward(batch, state, output);
   }
   virtual void finish() {}
+
+  // Keeps what was accepted of the windows of the last pass, which was deferred; drops the rest.
+  virtual void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) = 0;
+
+  // Whether there is a head that drafts. Passes whose hidden states it reads must keep them.
+  virtual bool has_draft_head() const { return false; }
+  virtual void draft(const HeadBatch& /*batch*/, const StateView& /*state*/,
+                     const PassOutput& /*output*/) {}
 
   virtual StageTimes& stage_times() = 0;
   // Devices that run ahead of the host time their stages only while asked to: it slows them down.
@@ -167,6 +213,7 @@ KvShape kv_shape(const ModelConfig& config);
 struct ModelSource {
   std::filesystem::path folder;
   bool dummy_weights = false;  // random ones: the folder holds a configuration alone
+  bool draft_head = false;     // the head that drafts is loaded too, where there is one
   std::function<void(int64_t, int64_t)> progress{};  // called with (done, total) layers
   // Between the ranks of a model that is cut into several; null: there is one. Outlives the model.
   Communicator* communicator = nullptr;

@@ -59,7 +59,8 @@ SequenceBatch sequence_batch(const Context& context) {
           .query_start = arrays.query_start,
           .slot = arrays.slot,
           .cursors = context.state->cursors,
-          .ring = context.state->ring};
+          .ring = context.state->ring,
+          .parent = arrays.parent};
 }
 
 // The layer's convolution over the projection's rows: v, k and q side by side from `x` on.
@@ -86,8 +87,30 @@ const std::byte* convolve(const LayerStepParams& layer, Context& context) {
   p.inputs = layer.conv.inputs;
   std::byte* y = context.conv_out.get(context.tokens() * p.channels * context.element_bytes());
   p.y = y;
+  const int64_t sequences = p.batch.sequences, decodes = context.arrays.decodes;
+  if (!p.batch.parent || decodes == sequences) {
+    context.backend.conv(p);
+    return y;
+  }
+  // Prompts are no trees.
+  p.batch.sequences = decodes;
+  context.backend.conv(p);
+  p.batch.sequences = sequences - decodes;
+  p.batch.query_start += decodes;
+  p.batch.slot += decodes;
+  p.batch.parent = nullptr;
   context.backend.conv(p);
   return y;
+}
+
+// The windows of decoding sequences: through the ring, or, the baseline, a snapshot per token.
+void step(int64_t index, const RecurrentStepParams& p, Context& context) {
+  if (context.state->snapshots.empty()) return context.backend.recurrent_step(p);
+  SnapshotStepParams params;
+  static_cast<RecurrentStepParams&>(params) = p;
+  params.snapshots = context.state->snapshots[index];
+  params.source = context.arrays.source;
+  context.backend.snapshot_step(params);
 }
 
 void form_gates(const LayerStepParams& layer, Context& context) {
@@ -145,10 +168,11 @@ const float* recur(const LayerStepParams& layer, const std::byte* conv_out, Cont
   if (decodes > 0) {
     p.batch = all;
     p.batch.sequences = decodes;
-    context.backend.recurrent_step(p);
+    step(layer.rounding.stream, p, context);
   }
   if (decodes < all.sequences) {
     p.batch = all;
+    p.batch.parent = nullptr;
     p.batch.sequences = all.sequences - decodes;
     p.batch.query_start += decodes;
     p.batch.slot += decodes;
@@ -189,7 +213,8 @@ const void* run_layer(int64_t index, LayerStepParams layer, Context& context) {
   layer.norm.eps = context.config.norm_eps;
   layer.y = context.activated.get(context.tokens() * width * context.element_bytes());
   layer.y_dtype = context.dtype();
-  if (context.arrays.decodes == layer.batch.sequences && context.backend.fuses(layer)) {
+  const bool steps = context.arrays.decodes == layer.batch.sequences;
+  if (steps && context.state->snapshots.empty() && context.backend.fuses(layer)) {
     const StageTimer timer(context, Stage::kSsm);
     context.backend.layer_step(layer);
     return layer.y;

@@ -22,7 +22,8 @@ KvShape kv_shape(const ModelConfig& config) {
     return {layers, 1, config.latent_attention.cached(), false};
   }
   const AttentionConfig& c = config.attention;
-  return {config.count(Mixer::kAttention), c.kv_heads, c.head_dim, true};
+  return {config.count(Mixer::kAttention) + config.draft_attention_layers, c.kv_heads, c.head_dim,
+          true};
 }
 
 int64_t conv_channels(const ModelConfig& config) {

@@ -22,6 +22,8 @@ class WeightReader {
 
   bool has(const std::string& name) const;
   bool has_prefix(std::string_view prefix) const;
+  // The same, or weights that are made up.
+  bool may_have(std::string_view prefix) const { return dummy_ || has_prefix(prefix); }
   std::string folder() const { return checkpoint_ ? checkpoint_->folder() : "dummy weights"; }
 
   // A required tensor. Throws Error when it is missing or has another shape.

@@ -96,11 +96,11 @@ struct LayerWeights {
   MoeWeights moe;
 };
 
-// One block that predicts the token after next (Qwen3.5).
+// One block that predicts the token after next.
 struct MtpWeights {
   Tensor fc;                                 // [hidden, 2 * hidden]: embedding | hidden state
   Tensor embedding_norm, hidden_norm, norm;  // [hidden]
-  LayerWeights layer;                        // an attention layer with its channel mix
+  std::vector<LayerWeights> layers;          // ModelConfig::mtp
 };
 
 struct ModelWeights {

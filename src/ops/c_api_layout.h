@@ -61,6 +61,7 @@ REPLAYSSM_SAME_FIELD(replayssm_batch, SequenceBatch, slot);
 REPLAYSSM_SAME_FIELD(replayssm_batch, SequenceBatch, cursors);
 REPLAYSSM_SAME_FIELD(replayssm_batch, SequenceBatch, ring);
 REPLAYSSM_SAME_FIELD(replayssm_batch, SequenceBatch, parent);
+REPLAYSSM_SAME_FIELD(replayssm_batch, SequenceBatch, plan);
 REPLAYSSM_SAME_FIELD(replayssm_step_params, RecurrentStepParams, shape);
 REPLAYSSM_SAME_FIELD(replayssm_step_params, RecurrentStepParams, route);
 REPLAYSSM_SAME_FIELD(replayssm_step_params, RecurrentStepParams, batch);

@@ -72,6 +72,9 @@ struct KvBatch {
   const int64_t* position = nullptr;     // [sequences]
   const int32_t* block_table = nullptr;  // [sequences, block_table_stride]
   int64_t block_table_stride = 0;
+  // [tokens] of windows that are trees, at most 64 tokens each: bit i is set where a token sees
+  // token i of its window. Null: it sees those before it and itself.
+  const uint64_t* ancestors = nullptr;
 };
 
 struct RouterParams {

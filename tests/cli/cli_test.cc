@@ -43,10 +43,10 @@ Case generate(std::vector<std::string> more, std::string message) {
 
 TEST(CommandLine, RefusesMissingAndUnknownCommands) {
   for (const Case& c : std::vector<Case>{
-           {{}, "expected a command (generate, logits, bench), got none"},
-           {{"serenade"}, "expected a command (generate, logits, bench), got 'serenade'"},
-           {{"bench"}, "bench: expected a command (decode, op, accuracy), got none"},
-           {{"bench", "magic"}, "bench: expected a command (decode, op, accuracy), got 'magic'"},
+           {{}, "expected a command (generate, serve, logits, bench), got none"},
+           {{"serenade"}, "expected a command (generate, serve, logits, bench), got 'serenade'"},
+           {{"bench"}, "bench: expected a command (decode, spec, op, serve, accuracy), got none"},
+           {{"bench", "magic"}, "bench: expected a command (decode, spec, op, serve, accuracy), got 'magic'"},
            {{"--verbose"}, "--verbose"}}) {
     expect_error(c);
   }

@@ -22,8 +22,15 @@ class Parrot final : public Model {
   StageTimes& stage_times() override { return stage_times_; }
   Memory& memory() override { return host_memory(); }
   void forward(const Batch& batch, const StateView&, const PassOutput& output) override {
-    output.tokens[0] = words_.at(batch.position[0]);
+    // Every row of a window says what the text has there, whatever was drafted.
+    for (size_t row = 0; row < batch.logit_tokens.size(); ++row)
+      output.tokens[row] = words_.at(batch.position[0] + row);
   }
+  void commit(const Batch&, const WindowCommit& commit, const StateView&) override {
+    accepted.push_back(commit.accepted[0]);
+  }
+
+  std::vector<int32_t> accepted;  // by commits
 
  private:
   std::vector<int32_t> words_;

@@ -28,6 +28,10 @@ struct Row {
   Cursor& cursor() const { return state.cursors[slot()]; }
 
   int32_t token(int64_t i) const { return batch.token_ids[begin() + i]; }
+  // Of a token within the window; -1 = the last committed one.
+  int64_t parent(int64_t i) const {
+    return batch.parent.empty() || !decodes() ? i - 1 : batch.parent[begin() + i];
+  }
 
   // Where layer `layer` keeps the key of a position: its first element holds the token.
   float& key(int64_t layer, int64_t position) const {
@@ -108,9 +112,9 @@ void check_cursor(const Row& row) {
                   " committed");
   if (row.decodes()) {
     REPLAYSSM_CHECK(window <= ring.max_window, "window=", window);
-    REPLAYSSM_CHECK(
-        cursor.ring_count + window <= cursor.ring_limit && cursor.ring_limit <= ring.buffer_len,
-        "count=", cursor.ring_count, " limit=", cursor.ring_limit);
+    REPLAYSSM_CHECK(cursor.ring_count == 0 || cursor.ring_count + window <= cursor.ring_limit,
+                    "count=", cursor.ring_count, " limit=", cursor.ring_limit);
+    REPLAYSSM_CHECK(cursor.ring_limit <= ring.buffer_len, "limit=", cursor.ring_limit);
   } else {
     REPLAYSSM_CHECK(cursor.ring_count == 0 && cursor.fold_count == 0, "prefill on a full ring");
   }
@@ -129,29 +133,40 @@ std::vector<uint64_t> run_layer(const Row& row, const Memory& memory) {
         memory.extend(memory.hash(), cursor.ring_start - cursor.fold_count, cursor.ring_start);
   }
   std::vector<uint64_t> hashes;
-  uint64_t hash = memory.extend(memory.hash(), cursor.ring_start, head);
+  const uint64_t before = memory.extend(memory.hash(), cursor.ring_start, head);
   for (int64_t i = 0; i < row.window(); ++i) {
-    const int64_t position = row.batch.position[row.index] + i;
+    const int64_t position = row.batch.position[row.index];
+    int64_t ancestor = row.parent(i), committed = 0;
     for (int64_t tap = 1; row.paged() && tap < row.state.ring.conv_kernel; ++tap) {
-      const float expected = position < tap ? 0.0F : static_cast<float>(row.key(0, position - tap));
-      REPLAYSSM_CHECK(memory.conv(head + i - tap) == expected, "conv input of tap ", tap);
+      const int64_t behind = ancestor < 0 ? ++committed : 0;
+      const int64_t counter = ancestor < 0 ? head - behind : head + ancestor;
+      const float expected = ancestor >= 0 ? static_cast<float>(row.token(ancestor))
+                             : position < behind
+                                 ? 0.0F
+                                 : static_cast<float>(row.key(0, position - behind));
+      REPLAYSSM_CHECK(memory.conv(counter) == expected, "conv input of tap ", tap);
+      if (ancestor >= 0) ancestor = row.parent(ancestor);
     }
     memory.conv(head + i) = static_cast<float>(row.token(i));
     if (through_ring) memory.ring(head + i) = static_cast<float>(row.token(i));
-    hash = extend_hash(hash, row.token(i));
-    hashes.push_back(hash);
+    hashes.push_back(extend_hash(row.parent(i) < 0 ? before : hashes[row.parent(i)], row.token(i)));
   }
-  if (!through_ring) memory.hash() = hash;
+  if (!through_ring) memory.hash() = hashes.back();
   return hashes;
 }
 
 // The recurrent state and the KV blocks must hold the same tokens.
-void check_history(const Row& row, uint64_t hash) {
-  uint64_t expected = kEmpty;
-  for (int64_t p = 0; p < row.batch.position[row.index] + row.window(); ++p) {
-    expected = extend_hash(expected, static_cast<int32_t>(row.key(0, p)));
+void check_history(const Row& row, const std::vector<uint64_t>& hashes) {
+  const int64_t position = row.batch.position[row.index];
+  uint64_t committed = kEmpty;
+  for (int64_t p = 0; p < position; ++p)
+    committed = extend_hash(committed, static_cast<int32_t>(row.key(0, p)));
+  std::vector<uint64_t> expected;
+  for (int64_t i = 0; i < row.window(); ++i) {
+    const uint64_t before = row.parent(i) < 0 ? committed : expected[row.parent(i)];
+    expected.push_back(extend_hash(before, static_cast<int32_t>(row.key(0, position + i))));
   }
-  REPLAYSSM_CHECK(hash == expected, "recurrent state and KV hold different tokens");
+  REPLAYSSM_CHECK(hashes == expected, "recurrent state and KV hold different tokens");
 }
 
 }  // namespace
@@ -200,9 +215,12 @@ void FakeModel::forward(const Batch& batch, const StateView& state, const PassOu
       REPLAYSSM_CHECK(layer == 0 || result == first, "layers disagree");
       first = result;
     }
-    if (row.paged()) check_history(row, first.back());
+    if (row.paged()) check_history(row, first);
     hashes.insert(hashes.end(), first.begin(), first.end());
-    if (row.decodes()) {
+    if (row.decodes() && batch.deferred) {
+      deferred_tokens += row.window();
+      REPLAYSSM_CHECK(state.route != Route::kConventional, "a window that cannot be rolled back");
+    } else if (row.decodes()) {
       commit_step(row.cursor(), row.window(), state.route);
     } else {
       commit_prefill(row.cursor(), row.window(), state.ring);
@@ -219,6 +237,29 @@ void FakeModel::forward(const Batch& batch, const StateView& state, const PassOu
       const auto best = std::ranges::max_element(row) - row.begin();
       output.tokens[i] = bad ? -1 : static_cast<int32_t>(best);
     }
+  }
+}
+
+void FakeModel::commit(const Batch& batch, const WindowCommit& commit, const StateView& state) {
+  REPLAYSSM_CHECK(batch.deferred && std::ssize(commit.accepted) == batch.decodes, "accepted");
+  for (int64_t s = 0; s < batch.decodes; ++s) {
+    const Row row{batch, state, config_, s};
+    const int64_t accepted = commit.accepted[s];
+    REPLAYSSM_CHECK(accepted >= 0 && accepted <= row.window(), "accepted=", accepted);
+    const int64_t head = row.cursor().ring_start + row.cursor().ring_count;
+    for (int64_t i = 0; i < accepted && !commit.path.empty(); ++i) {
+      const int64_t from = commit.path[row.begin() + i];
+      REPLAYSSM_CHECK(from >= i && from < row.window(), "path ", from);
+      moved_rows += from != i;
+      for (int64_t layer = 0; layer < config_.count(Mixer::kMamba2); ++layer) {
+        const Memory memory{row, layer};
+        memory.ring(head + i) = memory.ring(head + from);
+        memory.conv(head + i) = memory.conv(head + from);
+      }
+      for (int64_t layer = 0; layer < config_.count(Mixer::kAttention); ++layer)
+        row.key(layer, batch.position[s] + i) = row.key(layer, batch.position[s] + from);
+    }
+    commit_step(row.cursor(), accepted, state.route);
   }
 }
 

@@ -27,6 +27,7 @@ class FakeModel final : public Model {
   int64_t weight_bytes() const override { return 0; }
   Memory& memory() override { return *memory_; }
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
+  void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) override;
   StageTimes& stage_times() override { return stage_times_; }
 
   ModelConfig& mutable_config() { return config_; }
@@ -37,6 +38,7 @@ class FakeModel final : public Model {
   int64_t forwards = 0;
   int64_t mixed_forwards = 0;  // with decodes and prompts
   int64_t folds = 0;
+  int64_t deferred_tokens = 0, moved_rows = 0;  // of windows; by commits of trees
 
  private:
   ModelConfig config_;

@@ -275,7 +275,7 @@ TEST(Config, PublishedNemotronSuper) {
   EXPECT_EQ(c.attention.rotary_dim, 0);
   EXPECT_EQ(c.moe.latent, 1024);
   EXPECT_EQ(c.intermediate, 0);  // no dense layer
-  EXPECT_EQ(c.mtp_layers, 0);
+  EXPECT_TRUE(c.mtp.empty());
 }
 
 TEST(Config, EndOfSequenceIsTheUnionOfBothFiles) {

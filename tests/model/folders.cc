@@ -180,7 +180,8 @@ std::map<std::string, Tensor> list_tensors(const ModelWeights& weights) {
     add(all, at + "embedding_norm", weights.mtp[i].embedding_norm);
     add(all, at + "hidden_norm", weights.mtp[i].hidden_norm);
     add(all, at + "norm", weights.mtp[i].norm);
-    add_layer(all, at + "layer.", weights.mtp[i].layer);
+    for (size_t j = 0; j < weights.mtp[i].layers.size(); ++j)
+      add_layer(all, concat(at, "layers.", j, "."), weights.mtp[i].layers[j]);
   }
   return all;
 }

@@ -224,7 +224,7 @@ TEST_F(Weights, MtpBlockMayBeAbsentButNotPartial) {
   tensors_ = read_safetensors(folder_ / "model.safetensors");
   config_ = read_config(folder_.path());
   ASSERT_EQ(load().mtp.size(), 1);
-  EXPECT_TRUE(load().mtp[0].layer.attention.gate);
+  EXPECT_TRUE(load().mtp[0].layers[0].attention.gate);
   tensors_.erase("mtp.norm.weight");
   EXPECT_THAT(error(), HasSubstr("missing tensor \"mtp.norm.weight\""));
   std::erase_if(tensors_, [](const auto& item) { return item.first.starts_with("mtp."); });

@@ -20,7 +20,8 @@ void CpuBackend::begin_pass(const PassArrays& arrays, const StateView& state) {
   token_position_.resize(static_cast<size_t>(arrays.tokens));
   for (int64_t s = 0; s < arrays.sequences; ++s) {
     for (int64_t t = arrays.query_start[s]; t < arrays.query_start[s + 1]; ++t)
-      token_position_[t] = arrays.position[s] + t - arrays.query_start[s];
+      token_position_[t] =
+          arrays.position[s] + (arrays.depth ? arrays.depth[t] : t - arrays.query_start[s]);
   }
 }
 
@@ -105,6 +106,10 @@ void CpuBackend::recurrent_prefill(const RecurrentPrefillParams& params) {
   round_emulated(params, true);
 }
 
+void CpuBackend::snapshot_step(const SnapshotStepParams& params) {
+  cpu::snapshot_step(params, workspace(params), pool_);
+}
+
 void CpuBackend::attend(const AttentionParams& p) {
   const int64_t tokens = arrays_.tokens, width = p.heads * p.head_dim;
   if (p.k_norm) {
@@ -129,7 +134,8 @@ void CpuBackend::attend(const AttentionParams& p) {
                       .query_start = arrays_.query_start,
                       .position = arrays_.position,
                       .block_table = arrays_.block_table,
-                      .block_table_stride = arrays_.block_table_stride};
+                      .block_table_stride = arrays_.block_table_stride,
+                      .ancestors = arrays_.ancestors};
   cpu::store_kv(cache, batch, p.k, p.v, p.kv_stride, pool_);
   float* out = mixed_.get(tokens * width);
   cpu::paged_attention(cache, batch, p.q, p.q_stride, p.heads, p.scale, out, pool_);

@@ -6,6 +6,7 @@
 #include "core/thread_pool.h"
 #include "model/layers.h"
 #include "ops/cpu/dense.h"
+#include "ops/cpu/slots.h"
 
 namespace replayssm {
 
@@ -44,6 +45,12 @@ class CpuBackend final : public Backend {
   void conv(const ConvParams& params) override;
   void recurrent_step(const RecurrentStepParams& params) override;
   void recurrent_prefill(const RecurrentPrefillParams& params) override;
+  void snapshot_step(const SnapshotStepParams& params) override;
+  void compact(const CompactParams& params) override { cpu::compact(params, pool_); }
+  void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                  const int32_t* accepted) override {
+    cpu::compact_kv(cache, batch, path, accepted, pool_);
+  }
   void attend(const AttentionParams& params) override;
   void route_experts(const RouterParams& params) override { cpu::route_experts(params, pool_); }
   void mix_experts(const ExpertMixParams& params) override;

@@ -29,7 +29,9 @@ class CpuModel final : public Model {
         pool_(pool),
         backend_(dtype, pool),
         context_(config_, backend_, source.communicator),
-        layers_(std::move(weights), context_, source.progress) {}
+        layers_(std::move(weights), context_, source.draft_head, source.progress) {
+    config_.draft_attention_layers = layers_.has_draft_head() ? 1 : 0;
+  }
 
   const ModelConfig& config() const override { return config_; }
   DType activation_dtype() const override { return backend_.dtype(); }
@@ -37,46 +39,82 @@ class CpuModel final : public Model {
   int64_t weight_bytes() const override { return layers_.weight_bytes(); }
   Memory& memory() override { return host_memory(); }
 
+  bool has_draft_head() const override { return layers_.has_draft_head(); }
+
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override {
     check_pass(batch, state, config_);
-    REPLAYSSM_CHECK(output.draws.empty(), "draws=", output.draws.size());
     if (batch.token_ids.empty()) return;
-    context_.arrays = arrays_of(batch);
-    context_.state = &state;
-    const int64_t decodes = batch.decodes, prefills = batch.sequences() - decodes;
-    const int32_t* slot = batch.slot.data();
-    const int32_t* query_start = batch.query_start.data();
-    begin_steps(batch.sequences(), slot, query_start, state.ring, state.cursors);
-    const int64_t vocab = config_.vocab_size;
-    const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
-    float* logits = output.logits ? output.logits : logits_.get(rows * vocab);
-    layers_.run(context_, logits);
-    if (output.tokens) {
-      const StageTimer timer(context_, Stage::kSample);
-      pool_.for_ranges(rows, [&](int64_t begin, int64_t end, int) {
-        for (int64_t r = begin; r < end; ++r)
-          output.tokens[r] = likeliest(logits + r * vocab, vocab);
+    const WindowTrees trees(batch);
+    begin_steps(batch.sequences(), batch.slot.data(), batch.query_start.data(), state.ring,
+                state.cursors);
+    begin(batch, trees, state);
+    float* logits = logits_of(batch, output);
+    layers_.run(context_, batch.keep_hidden, logits);
+    choose(batch, logits, output);
+    if (!batch.deferred) {
+      for_cursors(batch.decodes, batch.slot.data(), state.cursors, [&](Cursor& cursor, int64_t s) {
+        commit_step(cursor, batch.query_start[s + 1] - batch.query_start[s], state.route);
       });
     }
-    for_cursors(decodes, slot, state.cursors, [&](Cursor& cursor, int64_t s) {
-      commit_step(cursor, query_start[s + 1] - query_start[s], state.route);
-    });
-    commit_prefills(prefills, slot + decodes, query_start + decodes, state.ring, state.cursors);
+    commit_prefills(batch.sequences() - batch.decodes, batch.slot.data() + batch.decodes,
+                    batch.query_start.data() + batch.decodes, state.ring, state.cursors);
+  }
+
+  void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) override {
+    REPLAYSSM_CHECK(std::ssize(commit.accepted) == batch.decodes,
+                    "accepted=", commit.accepted.size());
+    if (!commit.path.empty()) {
+      begin(batch, WindowTrees(Batch{}), state);
+      compact_windows(context_, commit.path.data(), commit.accepted.data());
+    }
+    commit_steps(batch.decodes, batch.slot.data(), commit.accepted.data(), state.route,
+                 state.cursors);
+  }
+
+  void draft(const HeadBatch& head, const StateView& state, const PassOutput& output) override {
+    if (head.batch.token_ids.empty()) return;
+    begin(head.batch, WindowTrees(Batch{}), state);
+    context_.arrays.hidden_row = head.hidden_row.data();
+    float* logits = logits_of(head.batch, output);
+    layers_.run_draft(context_, head.recycled, logits);
+    choose(head.batch, logits, output);
   }
 
  private:
-  static PassArrays arrays_of(const Batch& batch) {
-    return {.tokens = static_cast<int64_t>(batch.token_ids.size()),
-            .sequences = batch.sequences(),
-            .decodes = batch.decodes,
-            .logits = static_cast<int64_t>(batch.logit_tokens.size()),
-            .token_ids = batch.token_ids.data(),
-            .query_start = batch.query_start.data(),
-            .slot = batch.slot.data(),
-            .position = batch.position.data(),
-            .block_table = batch.block_table.data(),
-            .logit_tokens = batch.logit_tokens.data(),
-            .block_table_stride = batch.block_table_stride};
+  // The pass that the layers will run.
+  void begin(const Batch& batch, const WindowTrees& trees, const StateView& state) {
+    context_.arrays = {.tokens = static_cast<int64_t>(batch.token_ids.size()),
+                       .sequences = batch.sequences(),
+                       .decodes = batch.decodes,
+                       .logits = static_cast<int64_t>(batch.logit_tokens.size()),
+                       .token_ids = batch.token_ids.data(),
+                       .query_start = batch.query_start.data(),
+                       .slot = batch.slot.data(),
+                       .position = batch.position.data(),
+                       .block_table = batch.block_table.data(),
+                       .logit_tokens = batch.logit_tokens.data(),
+                       .block_table_stride = batch.block_table_stride,
+                       .parent = batch.parent.empty() ? nullptr : batch.parent.data(),
+                       .ancestors = trees.ancestors.empty() ? nullptr : trees.ancestors.data(),
+                       .depth = trees.depth.empty() ? nullptr : trees.depth.data(),
+                       .source = batch.source.data()};
+    context_.state = &state;
+  }
+
+  // Where a pass's logits go.
+  float* logits_of(const Batch& batch, const PassOutput& output) {
+    REPLAYSSM_CHECK(output.draws.empty(), "draws=", output.draws.size());
+    return output.logits ? output.logits
+                         : logits_.get(std::ssize(batch.logit_tokens) * config_.vocab_size);
+  }
+
+  void choose(const Batch& batch, const float* logits, const PassOutput& output) {
+    if (!output.tokens) return;
+    const StageTimer timer(context_, Stage::kSample);
+    const int64_t vocab = config_.vocab_size;
+    pool_.for_ranges(std::ssize(batch.logit_tokens), [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r) output.tokens[r] = likeliest(logits + r * vocab, vocab);
+    });
   }
 
   ModelConfig config_;

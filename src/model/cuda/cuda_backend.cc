@@ -10,6 +10,8 @@
 #include "ops/cuda/norms.h"
 #include "ops/cuda/recurrent.h"
 #include "ops/cuda/recurrent_prefill.h"
+#include "ops/cuda/slots.h"
+#include "ops/cuda/snapshot_step.h"
 #include "ops/cuda/vector_width.h"
 
 namespace replayssm {
@@ -131,7 +133,8 @@ void CudaBackend::plan_part(AttentionPart& part, int64_t first, int64_t sequence
                 .query_start = a.query_start + first,
                 .position = a.position + first,
                 .block_table = a.block_table + first * a.block_table_stride,
-                .block_table_stride = a.block_table_stride};
+                .block_table_stride = a.block_table_stride,
+                .ancestors = a.ancestors};
   if (sequences == 0) return;
   part.shape = {.sequences = sequences,
                 .tokens = tokens,
@@ -166,18 +169,18 @@ void CudaBackend::reserve_attention(const PassLimits& limits) {
     part.plan.get(plan);
     part.workspace.get(workspace);
   };
-  take(decoding_, 1);
+  take(decoding_, limits.window);
   take(prefilling_, limits.tokens);
 }
 
-void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& state) {
+void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& /*state*/) {
   arrays_ = arrays;
   normed_ = nullptr;
   // Steps come in few sizes and again and again.
   linear_.tune(arrays.sequences > 0 && arrays.decodes == arrays.sequences);
   if (kv_heads_ == 0) return;
   const int64_t prefills = arrays.sequences - arrays.decodes;
-  const int64_t window = state.ring.max_window;
+  const int64_t window = arrays.longest_step;
   start_stage();
   plan_part(decoding_, 0, arrays.decodes, arrays.decodes * window, window);
   plan_part(prefilling_, arrays.decodes, prefills, arrays.tokens, arrays.longest_window);
@@ -213,6 +216,17 @@ void CudaBackend::recurrent_prefill(const RecurrentPrefillParams& params) {
   cuda::recurrent_prefill(params, stream_.get());
 }
 
+void CudaBackend::snapshot_step(const SnapshotStepParams& params) {
+  cuda::snapshot_step(params, stream_.get());
+}
+
+void CudaBackend::compact(const CompactParams& params) { cuda::compact(params, stream_.get()); }
+
+void CudaBackend::compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                             const int32_t* accepted) {
+  cuda::compact_kv(cache, batch, path, accepted, stream_.get());
+}
+
 void CudaBackend::attend(const AttentionParams& p) {
   const int64_t tokens = arrays_.tokens, width = p.heads * p.head_dim;
   const cuda::OutRows queries{queries_.get(tokens * width * dtype_bytes(dtype_)), width, dtype_};
@@ -240,6 +254,7 @@ void CudaBackend::attend(const AttentionParams& p) {
                                      .position = arrays_.position,
                                      .block_table = arrays_.block_table,
                                      .block_table_stride = arrays_.block_table_stride},
+                           .depth = arrays_.depth,
                            .q_out = queries},
                           stream_.get());
   for (AttentionPart* part : {&decoding_, &prefilling_}) {

@@ -49,6 +49,10 @@ class CudaBackend final : public Backend {
   void conv(const ConvParams& params) override;
   void recurrent_step(const RecurrentStepParams& params) override;
   void recurrent_prefill(const RecurrentPrefillParams& params) override;
+  void snapshot_step(const SnapshotStepParams& params) override;
+  void compact(const CompactParams& params) override;
+  void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                  const int32_t* accepted) override;
   bool fuses(const LayerStepParams& params) const override;
   void layer_step(const LayerStepParams& params) override;
   void attend(const AttentionParams& params) override;

@@ -40,17 +40,41 @@ int64_t history_of(std::span<const TokenDraw> draws) {
   return longest == 0 ? 0 : static_cast<int64_t>(std::bit_ceil(std::max(longest, kLeast)));
 }
 
+// Room for a batch: of one that only decodes, a little more, so that similar ones are alike.
+PassPlaces places_of(const Batch& batch) {
+  const int64_t sequences = batch.sequences();
+  PassPlaces places{.tokens = std::ssize(batch.token_ids),
+                    .sequences = sequences,
+                    .logits = std::ssize(batch.logit_tokens),
+                    .block_table_stride = stride_of(batch.block_table_stride),
+                    .deferred = batch.deferred,
+                    .trees = !batch.parent.empty(),
+                    .keep_hidden = batch.keep_hidden};
+  for (int64_t s = 0; s < batch.decodes; ++s) {
+    places.window =
+        std::max<int64_t>(places.window, batch.query_start[s + 1] - batch.query_start[s]);
+  }
+  if (batch.decodes < sequences) return places;
+  places.tokens = bucket_of(places.tokens);
+  places.sequences = bucket_of(sequences);
+  places.logits = bucket_of(places.logits);
+  return places;
+}
+
 class CudaModel final : public Model {
  public:
   CudaModel(ModelConfig config, ModelWeights weights, DType dtype, const ModelSource& source)
       : config_(std::move(config)),
         backend_(config_, dtype),
         context_(config_, backend_, source.communicator),
-        layers_(std::move(weights), context_, source.progress),
+        layers_(std::move(weights), context_, source.draft_head, source.progress),
         arrays_(backend_.device_memory()),
         logits_(backend_.memory()),
         tokens_(backend_.memory()),
-        sampling_(backend_.memory()) {
+        sampling_(backend_.memory()),
+        commit_host_(pinned_),
+        commit_(backend_.memory()) {
+    config_.draft_attention_layers = layers_.has_draft_head() ? 1 : 0;
     backend_.stream().synchronize();
   }
 
@@ -68,17 +92,24 @@ class CudaModel final : public Model {
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
   void start(const Batch& batch, const StateView& state, const PassOutput& output) override;
   void finish() override { results_.finish(); }
+  void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) override;
+  bool has_draft_head() const override { return layers_.has_draft_head(); }
+  void draft(const HeadBatch& head, const StateView& state, const PassOutput& output) override;
 
  private:
   // Enqueues a pass: captured or replayed where it is a step.
   void run(const Batch& batch, std::span<const TokenDraw> draws, const StateView& state,
-           const PassPlaces& places);
-  void enqueue();
+           const PassPlaces& places, std::span<const int32_t> hidden_row = {});
+  void enqueue(const PassPlaces& places);
+  void enqueue_draft(const PassPlaces& places);
+  void choose();
+  void read(int64_t rows, const PassOutput& output);
   void reserve_outputs(int64_t rows);
 
   cudaStream_t stream() const { return backend_.stream().get(); }
 
   ModelConfig config_;
+  cuda::PinnedMemory pinned_;
   CudaBackend backend_;
   Context context_;
   LayerStack layers_;
@@ -89,6 +120,7 @@ class CudaModel final : public Model {
   Scratch<std::byte> sampling_;
   PassResults results_;
   int64_t drawn_ = 0;  // tokens of the last pass
+  Scratch<int32_t> commit_host_, commit_;
   StageTimes times_;
 };
 
@@ -101,20 +133,25 @@ void CudaModel::reserve_outputs(int64_t rows) {
 // A pass over padding alone takes all scratch memory that depends on the number of tokens.
 void CudaModel::reserve(const PassLimits& limits) {
   const int64_t sequences = bucket_of(limits.sequences);
-  const int64_t tokens = std::max(limits.tokens, sequences);
-  const int64_t logits = std::max(limits.logits, sequences);
+  const int64_t windows = bucket_of(limits.sequences * limits.window);
+  const int64_t tokens = std::max(limits.tokens, windows);
+  const int64_t logits = std::max(limits.logits, windows);
   constexpr int64_t kBlock = 32;  // the least that a block holds
   const int64_t stride = stride_of((limits.context + kBlock - 1) / kBlock);
   arrays_.reserve(
       {.tokens = tokens, .sequences = sequences, .logits = logits, .block_table_stride = stride});
   reserve_outputs(logits);
-  backend_.reserve_attention(
-      {.tokens = tokens, .sequences = sequences, .context = stride * kBlock});
+  backend_.reserve_attention({.tokens = tokens,
+                              .sequences = sequences,
+                              .context = stride * kBlock,
+                              .window = limits.window});
+  commit_host_.get(2 * sequences + windows);
+  commit_.get(2 * sequences + windows);
   const int32_t start = 0;
   arrays_.assign({.query_start = {&start, 1}}, {}, {.tokens = tokens, .logits = logits}, stream());
   const std::vector<RecurrentState> recurrent(static_cast<size_t>(config_.recurrent_layers()));
   const std::vector<void*> absent(
-      static_cast<size_t>(std::max(config_.recurrent_layers(), config_.attention_layers())));
+      static_cast<size_t>(std::max(config_.recurrent_layers(), kv_shape(config_).layers)));
   const StateView state{.recurrent = recurrent,
                         .conv_inputs = absent,
                         .kv_keys = absent,
@@ -123,11 +160,29 @@ void CudaModel::reserve(const PassLimits& limits) {
   context_.arrays = arrays_.arrays();
   context_.arrays.block_size = kBlock;
   context_.state = &state;
-  layers_.run(context_, logits_.get(0));
+  const bool drafts = layers_.has_draft_head();
+  layers_.run(context_, drafts ? KeepHidden::kAfterNorm : KeepHidden::kNone, logits_.get(0));
+  if (drafts) layers_.run_draft(context_, false, logits_.get(0));
   backend_.stream().synchronize();
 }
 
-void CudaModel::enqueue() {
+// The tokens of a pass's logits.
+void CudaModel::choose() {
+  const PassArrays& a = context_.arrays;
+  if (a.logits == 0) return;
+  const StageTimer timer(context_, Stage::kSample);
+  cuda::sample({.logits = {logits_.get(0), config_.vocab_size, DType::kFloat32},
+                .rows = a.logits,
+                .vocab = config_.vocab_size,
+                .sampling = arrays_.sampling(),
+                .position = arrays_.drawn_position(),
+                .history = arrays_.history(),
+                .token = tokens_.get(0),
+                .workspace = sampling_.get(0)},
+               stream());
+}
+
+void CudaModel::enqueue(const PassPlaces& places) {
   const PassArrays& a = context_.arrays;
   const StateView& state = *context_.state;
   SequenceBatch batch{.sequences = a.sequences,
@@ -137,28 +192,22 @@ void CudaModel::enqueue() {
                       .ring = state.ring};
   backend_.clock().begin_pass();
   cuda::begin_steps(batch, state.cursors, stream());
-  float* logits = logits_.get(0);
-  layers_.run(context_, logits);
-  if (a.logits > 0) {
-    const StageTimer timer(context_, Stage::kSample);
-    cuda::sample({.logits = {logits, config_.vocab_size, DType::kFloat32},
-                  .rows = a.logits,
-                  .vocab = config_.vocab_size,
-                  .sampling = arrays_.sampling(),
-                  .position = arrays_.drawn_position(),
-                  .history = arrays_.history(),
-                  .token = tokens_.get(0),
-                  .workspace = sampling_.get(0)},
-                 stream());
-  }
+  layers_.run(context_, places.keep_hidden, logits_.get(0));
+  choose();
   batch.sequences = a.decodes;
-  if (a.decodes > 0)
+  if (a.decodes > 0 && !places.deferred)
     cuda::commit_steps(batch, arrays_.windows(), state.route, state.cursors, stream());
   if (a.decodes == a.sequences) return;
   batch.sequences = a.sequences - a.decodes;
   batch.query_start += a.decodes;
   batch.slot += a.decodes;
   cuda::commit_prefills(batch, state.cursors, stream());
+}
+
+void CudaModel::enqueue_draft(const PassPlaces& places) {
+  backend_.clock().begin_pass();
+  layers_.run_draft(context_, places.kind == PassKind::kDraftOfDraft, logits_.get(0));
+  choose();
 }
 
 // Steps of padding alone choose the products' algorithms and are captured.
@@ -179,35 +228,31 @@ void CudaModel::prepare(const StateView& state, int64_t sequences) {
 }
 
 void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const StateView& state,
-                    const PassPlaces& places) {
+                    const PassPlaces& places, std::span<const int32_t> hidden_row) {
   reserve_outputs(places.logits);
-  arrays_.assign(batch, draws, places, stream());
+  arrays_.assign(batch, draws, places, stream(), hidden_row);
   context_.arrays = arrays_.arrays();
   context_.arrays.block_size = state.kv_block_size;
   context_.arrays.drawn = tokens_.get(0);
   context_.state = &state;
-  const bool steps = context_.arrays.decodes == places.sequences &&
-                     places.tokens == places.sequences && places.logits == places.sequences;
-  if (!steps) return enqueue();
+  const auto pass = [&] {
+    places.kind == PassKind::kForward ? enqueue(places) : enqueue_draft(places);
+  };
+  // A pass without prompts comes again.
+  if (context_.arrays.decodes < places.sequences) return pass();
   graphs_.run(pass_key(places, state, backend_.clock().on()), backend_.device_memory().releases(),
-              stream(), [&] { enqueue(); });
+              stream(), pass);
 }
 
 void CudaModel::start(const Batch& batch, const StateView& state, const PassOutput& output) {
   check_pass(batch, state, config_, drawn_);
   if (state.emulation) fail("emulated storage formats: expected device cpu, got cuda");
-  const auto tokens = static_cast<int64_t>(batch.token_ids.size());
-  const int64_t sequences = batch.sequences();
-  const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
-  if (tokens > 0) {
-    PassPlaces places{.tokens = tokens,
-                      .sequences = sequences,
-                      .logits = rows,
-                      .block_table_stride = stride_of(batch.block_table_stride),
-                      .draws = !output.draws.empty(),
-                      .history = history_of(output.draws)};
-    if (batch.decodes == sequences && tokens == sequences && rows == sequences)
-      places.tokens = places.sequences = places.logits = bucket_of(sequences);
+  const int64_t rows = std::ssize(batch.logit_tokens);
+  if (!batch.token_ids.empty()) {
+    PassPlaces places = places_of(batch);
+    places.draws = !output.draws.empty();
+    places.history = history_of(output.draws);
+    places.sources = !state.snapshots.empty();
     run(batch, output.draws, state, places);
     drawn_ = rows;
   }
@@ -216,15 +261,54 @@ void CudaModel::start(const Batch& batch, const StateView& state, const PassOutp
 
 void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
   start(batch, state, output);
+  if (!batch.token_ids.empty()) read(std::ssize(batch.logit_tokens), output);
+}
+
+// Waits for all passes.
+void CudaModel::read(int64_t rows, const PassOutput& output) {
   while (results_.passes() > 0) results_.finish();
-  if (batch.token_ids.empty()) return;
-  const auto rows = static_cast<int64_t>(batch.logit_tokens.size());
   if (rows > 0 && output.logits) {
     backend_.memory().read(output.logits, logits_.get(0),
                            rows * config_.vocab_size * static_cast<int64_t>(sizeof(float)));
   }
   backend_.stream().synchronize();
   backend_.clock().add_to(times_);
+}
+
+void CudaModel::commit(const Batch& batch, const WindowCommit& commit, const StateView& state) {
+  const int64_t sequences = batch.decodes, tokens = std::ssize(commit.path);
+  REPLAYSSM_CHECK(std::ssize(commit.accepted) == sequences, "accepted=", commit.accepted.size());
+  // [sequences] accepted, [sequences] slots, [tokens] path
+  const int64_t count = 2 * sequences + tokens;
+  int32_t *host = commit_host_.get(count), *accepted = commit_.get(count);
+  int32_t* slots = std::ranges::copy(commit.accepted, host).out;
+  std::ranges::copy(commit.path, std::ranges::copy(batch.slot.first(sequences), slots).out);
+  cuda::check_cuda(cudaMemcpyAsync(accepted, host, static_cast<size_t>(count) * sizeof(int32_t),
+                                   cudaMemcpyHostToDevice, stream()),
+                   "accepted tokens");
+  if (tokens > 0) {
+    arrays_.assign(batch, {}, places_of(batch), stream());
+    context_.arrays = arrays_.arrays();
+    context_.arrays.decodes = sequences;
+    context_.state = &state;
+    compact_windows(context_, accepted + 2 * sequences, accepted);
+  }
+  cuda::commit_steps({.sequences = sequences,
+                      .slot = accepted + sequences,
+                      .cursors = state.cursors,
+                      .ring = state.ring},
+                     accepted, state.route, state.cursors, stream());
+}
+
+void CudaModel::draft(const HeadBatch& head, const StateView& state, const PassOutput& output) {
+  if (head.batch.token_ids.empty()) return;
+  PassPlaces places = places_of(head.batch);
+  places.kind = head.recycled ? PassKind::kDraftOfDraft : PassKind::kDraft;
+  run(head.batch, output.draws, state, places, head.hidden_row);
+  const int64_t rows = std::ssize(head.batch.logit_tokens);
+  results_.enqueue(tokens_.get(0), output.tokens ? rows : 0, output.tokens, stream());
+  drawn_ = 0;
+  read(rows, output);
 }
 
 // What of the model the kernels do not compute.

@@ -37,7 +37,7 @@ PassKey pass_key(const PassPlaces& places, const StateView& state, bool timed) {
     key.pointers.insert(key.pointers.end(), {layer.checkpoint, layer.ring_v, layer.ring_k,
                                              layer.ring_b, layer.read_copy.data});
   }
-  for (const auto& pointers : {state.conv_inputs, state.kv_keys, state.kv_values})
+  for (const auto& pointers : {state.conv_inputs, state.kv_keys, state.kv_values, state.snapshots})
     key.pointers.insert(key.pointers.end(), pointers.begin(), pointers.end());
   return key;
 }

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "core/check.h"
+#include "model/layer_stack.h"
 #include "ops/cuda/check_cuda.h"
 
 namespace replayssm {
@@ -47,6 +48,11 @@ int64_t StepArrays::bytes_of(const PassPlaces& places) {
   packer.pack<int64_t>({}, places.logits, 0);
   for (const int64_t width : {int64_t{1}, int64_t{1}, places.history})
     packer.pack<int32_t>({}, places.logits * width, 0);
+  packer.pack<int32_t>({}, places.sequences, 0);
+  packer.pack<int32_t>({}, places.tokens, 0);
+  packer.pack<int32_t>({}, places.tokens, 0);
+  packer.pack<int32_t>({}, places.tokens, 0);
+  packer.pack<uint64_t>({}, places.tokens, 0);
   return packer.bytes();
 }
 
@@ -62,7 +68,8 @@ void StepArrays::reserve(const PassPlaces& places) {
 }
 
 void StepArrays::assign(const Batch& batch, std::span<const TokenDraw> draws,
-                        const PassPlaces& places, cudaStream_t stream) {
+                        const PassPlaces& places, cudaStream_t stream,
+                        std::span<const int32_t> hidden_row) {
   const int64_t sequences = batch.sequences();
   const auto tokens = static_cast<int64_t>(batch.token_ids.size());
   const auto logits = static_cast<int64_t>(batch.logit_tokens.size());
@@ -100,6 +107,16 @@ void StepArrays::assign(const Batch& batch, std::span<const TokenDraw> draws,
   arrays_.block_table = packer.pack<int32_t>(table, places.sequences * stride, -1);
   arrays_.block_table_stride = stride;
   arrays_.longest_window = longest;
+  arrays_.longest_step = places.window;
+  if (places.sources) arrays_.source = packer.pack(batch.source, places.sequences, -1);
+  if (places.kind != PassKind::kForward)
+    arrays_.hidden_row = packer.pack(hidden_row, places.tokens, -1);
+  if (places.trees) {
+    const WindowTrees trees(batch);
+    arrays_.parent = packer.pack(batch.parent, places.tokens, -1);
+    arrays_.depth = packer.pack<int32_t>(trees.depth, places.tokens, 0);
+    arrays_.ancestors = packer.pack<uint64_t>(trees.ancestors, places.tokens, 0);
+  }
   pack_draws(draws, places, packer);
   cuda::check_cuda(
       cudaMemcpyAsync(device_.as<void>(), host.as<void>(), static_cast<size_t>(packer.bytes()),

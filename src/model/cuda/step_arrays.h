@@ -7,8 +7,10 @@
 
 namespace replayssm {
 
+enum class PassKind : uint8_t { kForward, kDraft, kDraftOfDraft };
+
 // How many places a pass has: as many as the batch needs, or more, so that batches of similar sizes
-// lie in memory alike.
+// lie in memory alike; and what else of it is fixed.
 struct PassPlaces {
   int64_t tokens = 0;
   int64_t sequences = 0;
@@ -16,6 +18,12 @@ struct PassPlaces {
   int64_t block_table_stride = 0;
   bool draws = false;   // tokens are drawn
   int64_t history = 0;  // of a row's tokens that penalties look at; 0: there are no penalties
+  PassKind kind = PassKind::kForward;
+  int64_t window = 1;     // of decoding sequences, at most
+  bool deferred = false;  // they await their commit
+  bool trees = false;
+  bool sources = false;  // Batch::source is given
+  KeepHidden keep_hidden = KeepHidden::kNone;
 
   bool operator==(const PassPlaces&) const = default;
 };
@@ -29,7 +37,7 @@ class StepArrays {
   // Enqueues the copy. Places beyond the batch hold tokens of id -1, empty windows in slot -1 and
   // logits of row -1. The copy before the last must have ended.
   void assign(const Batch& batch, std::span<const TokenDraw> draws, const PassPlaces& places,
-              cudaStream_t stream);
+              cudaStream_t stream, std::span<const int32_t> hidden_row = {});
 
   const PassArrays& arrays() const { return arrays_; }
   const int32_t* windows() const { return windows_; }  // [sequences] lengths

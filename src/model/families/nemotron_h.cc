@@ -117,7 +117,15 @@ void read_config(const ConfigReader& reader, ModelConfig& config) {
     reader.refuse("num_hidden_layers", concat("the ", layers, " layers that are named"),
                   describe(*reader.find({"num_hidden_layers"})));
   }
-  read_layers(reader, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
+  const std::vector<LayerConfig> mtp =
+      read_layers(reader, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
+  const bool drafts = reader.integer({"num_nextn_predict_layers"}, {0, kLayersRange.high}, 0) == 1;
+  const auto attention = [](const LayerConfig& layer) { return layer.mixer == Mixer::kAttention; };
+  const auto recurrent = [](const LayerConfig& layer) { return layer.mixer == Mixer::kMamba2; };
+  if (drafts && std::ranges::count_if(mtp, attention) == 1 &&
+      std::ranges::none_of(mtp, recurrent)) {
+    config.mtp = mtp;
+  }
 
   config.vocab_size = reader.integer({"vocab_size"}, kWidthRange, 131072);
   config.hidden_size = reader.integer({"hidden_size"}, kWidthRange);
@@ -157,6 +165,38 @@ MoeWeights read_moe_weights(WeightReader& reader, const std::string& prefix,
   return w;
 }
 
+LayerWeights read_layer(WeightReader& reader, const std::string& prefix, const LayerConfig& layer,
+                        const ModelConfig& config) {
+  const std::string mixer = prefix + "mixer.";
+  LayerWeights w;
+  Tensor norm = reader.take(prefix + "norm.weight", {config.hidden_size});
+  (layer.mixer != Mixer::kNone ? w.mixer_norm : w.channel_norm) = std::move(norm);
+  if (layer == mixer_layer(Mixer::kMamba2)) {
+    w.mamba2 = read_mamba2(reader, mixer, config);
+  } else if (layer == mixer_layer(Mixer::kAttention)) {
+    w.attention = read_plain_attention(reader, mixer, config);
+  } else if (layer == channel_layer(ChannelMix::kDense)) {
+    w.mlp = read_mlp(reader, mixer, config.hidden_size, config.intermediate, config);
+  } else {
+    w.moe = read_moe_weights(reader, mixer, config);
+  }
+  return w;
+}
+
+// Its first layer has what joins embedding and hidden state, its last one the norm behind all.
+MtpWeights read_mtp(WeightReader& reader, const std::string& prefix, const ModelConfig& config) {
+  const int64_t hidden = config.hidden_size;
+  MtpWeights w;
+  w.embedding_norm = reader.take(prefix + "0.enorm.weight", {hidden});
+  w.hidden_norm = reader.take(prefix + "0.hnorm.weight", {hidden});
+  w.fc = reader.take(prefix + "0.eh_proj.weight", {hidden, 2 * hidden});
+  for (size_t i = 0; i < config.mtp.size(); ++i) {
+    w.layers.push_back(read_layer(reader, concat(prefix, i, "."), config.mtp[i], config));
+  }
+  w.norm = reader.take(concat(prefix, config.mtp.size() - 1, ".final_layernorm.weight"), {hidden});
+  return w;
+}
+
 void read_weights(WeightReader& reader, const ModelConfig& config, ModelWeights& weights) {
   constexpr std::string_view kBodies[] = {"backbone.", "model.backbone.", "model.",
                                           "language_model.backbone.", "language_model.model."};
@@ -165,23 +205,15 @@ void read_weights(WeightReader& reader, const ModelConfig& config, ModelWeights&
   read_vocabulary(reader, roots, config, weights);
   weights.final_norm = reader.take(roots.body + "norm_f.weight", {config.hidden_size});
   for (size_t i = 0; i < config.layers.size(); ++i) {
-    const std::string layer = concat(roots.body, "layers.", i, ".");
-    const std::string mixer = layer + "mixer.";
-    LayerWeights& w = weights.layers.emplace_back();
-    Tensor norm = reader.take(layer + "norm.weight", {config.hidden_size});
-    const bool mixes_tokens = config.layers[i].mixer != Mixer::kNone;
-    (mixes_tokens ? w.mixer_norm : w.channel_norm) = std::move(norm);
-    if (config.layers[i] == mixer_layer(Mixer::kMamba2)) {
-      w.mamba2 = read_mamba2(reader, mixer, config);
-    } else if (config.layers[i] == mixer_layer(Mixer::kAttention)) {
-      w.attention = read_plain_attention(reader, mixer, config);
-    } else if (config.layers[i] == channel_layer(ChannelMix::kDense)) {
-      w.mlp = read_mlp(reader, mixer, config.hidden_size, config.intermediate, config);
-    } else {
-      w.moe = read_moe_weights(reader, mixer, config);
-    }
+    weights.layers.push_back(
+        read_layer(reader, concat(roots.body, "layers.", i, "."), config.layers[i], config));
   }
-  reader.skip(roots.head + "mtp.");
+  const std::string mtp = roots.head + "mtp.";
+  if (!config.mtp.empty() && reader.may_have(mtp)) {
+    weights.mtp.push_back(read_mtp(reader, mtp + "layers.", config));
+  } else {
+    reader.skip(mtp);
+  }
 }
 
 constexpr ModelFamily kFamilies[] = {

@@ -129,7 +129,11 @@ void read_text_config(const ConfigReader& reader, ModelConfig& config) {
       reader.integer({"intermediate_size"}, kWidthRange, is_next(config) ? 5120 : 12288);
   if (config.has(ChannelMix::kDense)) config.intermediate = intermediate;
   if (config.has(ChannelMix::kMoe)) read_moe(reader, config);
-  config.mtp_layers = reader.integer({"mtp_num_hidden_layers"}, {0, 1}, 0);
+  // Qwen3-Next does not announce its block.
+  if (reader.integer({"mtp_num_hidden_layers"}, {0, 1}, is_next(config) ? 1 : 0) == 1) {
+    const bool moe = config.has(ChannelMix::kMoe);
+    config.mtp = {{Mixer::kAttention, moe ? ChannelMix::kMoe : ChannelMix::kDense}};
+  }
   if (reader.flag({"mtp_use_dedicated_embeddings"}, false)) {
     reader.refuse("mtp_use_dedicated_embeddings", "false", "true");
   }
@@ -262,14 +266,12 @@ LayerWeights read_layer(WeightReader& reader, const std::string& prefix, LayerCo
 
 MtpWeights read_mtp(WeightReader& reader, const std::string& prefix, const ModelConfig& config) {
   const int64_t hidden = config.hidden_size;
-  const bool moe = config.moe.experts > 0;
   MtpWeights w;
   w.fc = reader.take(prefix + "fc.weight", {hidden, 2 * hidden});
   w.embedding_norm = take_norm(reader, prefix + "pre_fc_norm_embedding.weight", hidden);
   w.hidden_norm = take_norm(reader, prefix + "pre_fc_norm_hidden.weight", hidden);
   w.norm = take_norm(reader, prefix + "norm.weight", hidden);
-  w.layer = read_layer(reader, prefix + "layers.0.",
-                       {Mixer::kAttention, moe ? ChannelMix::kMoe : ChannelMix::kDense}, config);
+  w.layers.push_back(read_layer(reader, prefix + "layers.0.", config.mtp.front(), config));
   return w;
 }
 
@@ -286,7 +288,11 @@ void read_weights(WeightReader& reader, const ModelConfig& config, ModelWeights&
   }
   // Re-saved checkpoints drop the block that their configuration still announces.
   const std::string mtp = roots.head + "mtp.";
-  if (reader.has_prefix(mtp)) weights.mtp.push_back(read_mtp(reader, mtp, config));
+  if (!config.mtp.empty() && reader.may_have(mtp)) {
+    weights.mtp.push_back(read_mtp(reader, mtp, config));
+  } else {
+    reader.skip(mtp);
+  }
   for (const char* vision : {"model.visual.", "visual."}) reader.skip(vision);
 }
 

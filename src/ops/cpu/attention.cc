@@ -71,8 +71,10 @@ struct Attention {
       tile.q[r] = q + row * q_stride + head * cache.head_dim;
       tile.out[r] = out + (row * heads + head) * cache.head_dim;
       tile.visible[r] = batch.position[place.sequence] + token + 1;
+      if (batch.ancestors) tile.ancestors[r] = batch.ancestors[row];
     }
     tile.keys = tile.visible[place.rows - 1];
+    tile.window = batch.position[place.sequence];
     return tile;
   }
 };

@@ -187,6 +187,18 @@ void AccumulateRows(const Work& w, int64_t row, int64_t count) {
   for (; i < w.dim; i += w.lanes) AccumulateBlock<kRows, 1>(w, row, i, count);
 }
 
+// Keys of a tree's window that a row's token does not descend from.
+void HideStrangers(const AttentionTile& t, const Work& w, int64_t first, int64_t count) {
+  for (int64_t r = 0; r < t.rows; ++r) {
+    if (t.ancestors[r] == 0) continue;
+    for (int64_t key = std::max<int64_t>(t.window - first, 0); key < count; ++key) {
+      const int64_t bit = first + key - t.window;
+      if (bit > 63 || (t.ancestors[r] >> bit & 1) == 0)
+        w.p[key * w.rows + r] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
 // Rows that see different parts of the chunk go one by one: a value that a row does not see must
 // not reach it, not even times 0.
 void Accumulate(const AttentionTile& t, const Work& w, int64_t first, int64_t count) {
@@ -223,6 +235,7 @@ void Attend(const AttentionTile& t, AttentionScratch& scratch) {
       w.visible[r] = r < t.rows ? static_cast<float>(std::min(t.visible[r] - first, count)) : 0.0f;
     dispatch_float(t.cache->dtype, [&]<class T>() { LoadChunk<T>(t, w, first, count); });
     Scores(w, t.cache->head_dim, count);
+    HideStrangers(t, w, first, count);
     Softmax(w, count);
     Accumulate(t, w, first, count);
   }

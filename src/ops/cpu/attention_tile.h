@@ -24,7 +24,10 @@ struct AttentionTile {
   float scale = 0;
   const float* q[kTileRows] = {};   // [head_dim] of every row
   float* out[kTileRows] = {};       // the same
-  int64_t visible[kTileRows] = {};  // keys that a row sees, ascending
+  int64_t visible[kTileRows] = {};  // keys that a row sees, ascending; of a tree, at most
+  // Of a tree: bit i is set where a row sees key window + i. 0: no tree.
+  uint64_t ancestors[kTileRows] = {};
+  int64_t window = 0;
 };
 
 // Scratch memory of a thread.

@@ -59,6 +59,11 @@ void store_kv(const KvCache& cache, const KvBatch& batch, const float* k, const 
 void paged_attention(const KvCache& cache, const KvBatch& batch, const float* q, int64_t q_stride,
                      int64_t heads, float scale, float* out, ThreadPool& pool);
 
+// Moves the cached tokens of accepted paths of tree windows together, ascending and in place: the
+// token at row path[query_start[s] + i] of the window becomes row i for i < accepted[s].
+void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                const int32_t* accepted, ThreadPool& pool);
+
 // y = x * sigmoid(gate). x: [rows, dim]; gate: rows gate_stride apart; y: [rows, dim] in `dtype`.
 void sigmoid_gate(const float* x, const float* gate, int64_t gate_stride, int64_t rows, int64_t dim,
                   void* y, DType dtype, ThreadPool& pool);

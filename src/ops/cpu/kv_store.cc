@@ -1,5 +1,6 @@
 // Writes new keys and values into their blocks.
 #include <algorithm>
+#include <cstring>
 
 #include "core/check.h"
 #include "core/dispatch.h"
@@ -64,6 +65,34 @@ void store_kv(const KvCache& cache, const KvBatch& batch, const float* k, const 
       const int64_t row = block * cache.kv_heads * cache.block_size + position % cache.block_size;
       HWY_DYNAMIC_DISPATCH(StoreToken)(cache, k + token * kv_stride, cache.k, row);
       HWY_DYNAMIC_DISPATCH(StoreToken)(cache, v + token * kv_stride, cache.v, row);
+    }
+  });
+}
+
+void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                const int32_t* accepted, ThreadPool& pool) {
+  const int64_t bytes = cache.head_dim * dtype_bytes(cache.dtype);
+  const auto move = [&](int64_t s, int64_t from, int64_t to) {
+    const int32_t* blocks = batch.block_table + s * batch.block_table_stride;
+    const auto row = [&](int64_t position, int64_t head) {
+      const int64_t block = blocks[position / cache.block_size];
+      return ((block * cache.kv_heads + head) * cache.block_size + position % cache.block_size) *
+             bytes;
+    };
+    for (int64_t h = 0; h < cache.kv_heads; ++h) {
+      for (void* data : {cache.k, cache.v}) {
+        std::memcpy(static_cast<char*>(data) + row(to, h), static_cast<char*>(data) + row(from, h),
+                    static_cast<size_t>(bytes));
+        if (cache.v == cache.k) break;
+      }
+    }
+  };
+  pool.for_ranges(batch.sequences, [&](int64_t begin, int64_t end, int) {
+    for (int64_t s = begin; s < end; ++s) {
+      const int32_t* rows = path + batch.query_start[s];
+      for (int64_t i = 0; i < accepted[s]; ++i) {
+        if (rows[i] != i) move(s, batch.position[s] + rows[i], batch.position[s] + i);
+      }
     }
   });
 }

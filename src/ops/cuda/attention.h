@@ -27,8 +27,9 @@ struct AttentionInputParams {
   const float* inverse_frequency = nullptr;  // [rotary_dim / 2]
   int64_t rotary_dim = 0;                    // leading elements of a head that are rotated
   KvCache cache;
-  KvBatch batch;    // its tokens are those of `q`; tokens behind the last sequence's are padding
-  OutRows q_out{};  // [tokens, heads, head_dim]
+  KvBatch batch;  // its tokens are those of `q`; tokens behind the last sequence's are padding
+  const int32_t* depth = nullptr;  // [tokens] of trees: a token is rotated by position + depth
+  OutRows q_out{};                 // [tokens, heads, head_dim]
 };
 void prepare_attention(const AttentionInputParams& params, cudaStream_t stream);
 
@@ -70,5 +71,10 @@ struct AttentionParams {
   void* workspace = nullptr;  // aligned to 16
 };
 void paged_attention(const AttentionParams& params, cudaStream_t stream);
+
+// Moves the cached tokens of accepted paths of tree windows together, ascending and in place: the
+// token at row path[query_start[s] + i] of the window becomes row i for i < accepted[s].
+void compact_kv(const KvCache& cache, const KvBatch& batch, const int32_t* path,
+                const int32_t* accepted, cudaStream_t stream);
 
 }  // namespace replayssm::cuda

@@ -84,8 +84,10 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_predecessor();
   const TokenPlace place = find_token(p.batch, token);
   if (!place.exists) return;
+  const int64_t rotated =
+      p.depth ? p.batch.position[place.sequence] + p.depth[token] : place.position;
   for (int64_t i = threadIdx.x; i < half; i += kThreads)
-    sincosf(static_cast<float>(place.position) * __ldg(p.inverse_frequency + i), angle + half + i,
+    sincosf(static_cast<float>(rotated) * __ldg(p.inverse_frequency + i), angle + half + i,
             angle + i);
   __syncthreads();
   const int64_t head = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32;

@@ -214,11 +214,26 @@ struct AttentionBlock {
     }
   }
 
+  // Of keys in a tree's window, those of strangers to a row's token.
+  __device__ void hide_strangers(int key, float (&score)[kKeyTiles][4]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (row(h) >= work.rows) continue;
+      const uint64_t ancestors = work.ancestors(call, row(h));
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (!work.sees(ancestors, key + n * 8 + i)) score[n][2 * h + i] = -INFINITY;
+    }
+  }
+
   // Scores become weights in shared memory; sums so far are rescaled to the new maxima.
   __device__ void weigh(int step, float (&score)[kKeyTiles][4]) {
     const float scale = call.p.scale * 1.44269504f;
     const int first = team * kKeyTiles * 8 + lane % 4 * 2;
     const int key = work.key_begin + step * Tile::kKeys + first;
+    if (call.p.batch.ancestors) hide_strangers(key, score);
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n)

@@ -14,6 +14,16 @@ struct AttentionWork : AttentionItem {
   __device__ int last_key(const AttentionCall& call, int row) const {
     return position + static_cast<int>(call.group.divide(static_cast<uint32_t>(first_row + row)));
   }
+  // KvBatch::ancestors of a row's token.
+  __device__ uint64_t ancestors(const AttentionCall& call, int row) const {
+    const auto at = static_cast<uint32_t>(first_row + row);
+    return call.p.batch.ancestors[first_token + call.group.divide(at)];
+  }
+  // Whether a token of a tree with these ancestors sees a key. Without any it is no tree's.
+  __device__ bool sees(uint64_t ancestors, int key) const {
+    const int bit = key - position;
+    return ancestors == 0 || bit < 0 || (bit < 64 && (ancestors >> bit & 1) != 0);
+  }
   // Where a row's token and head begin in rows of [heads, head_dim].
   __device__ int64_t offset(const AttentionCall& call, int row, int64_t stride, int64_t dim) const {
     const auto at = static_cast<uint32_t>(first_row + row), token = call.group.divide(at);

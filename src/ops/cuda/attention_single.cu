@@ -57,10 +57,14 @@ __device__ inline void score_keys(const AttentionCall& call, const AttentionWork
 #pragma unroll
     for (int k = 0; k < kEach; ++k) sum[k] = fmaf(query[i], key[k * layout.stride + i], sum[k]);
   const int last = min(work.last_key(call, first + r), work.key_end - 1);
+  const uint64_t ancestors =
+      call.p.batch.ancestors && first + r < work.rows ? work.ancestors(call, first + r) : 0;
 #pragma unroll
   for (int k = 0; k < kEach; ++k)
     shared[layout.weights + r * kWeightStride + k0 + k] =
-        key0 + k0 + k <= last ? sum[k] * call.p.scale * 1.44269504f : -INFINITY;
+        key0 + k0 + k <= last && work.sees(ancestors, key0 + k0 + k)
+            ? sum[k] * call.p.scale * 1.44269504f
+            : -INFINITY;
 }
 
 __device__ inline void weigh_keys(const SingleLayout& layout, float* shared) {

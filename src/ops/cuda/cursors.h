@@ -12,7 +12,8 @@ namespace replayssm::cuda {
 // Empty sequences move in.
 void reset_slots(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
 
-// Before the layers of a step: begin_step of every sequence's cursor.
+// Before the layers of a step: begin_step of every sequence's cursor; forms batch.plan if there is
+// one.
 void begin_steps(const SequenceBatch& batch, Cursor* cursors, cudaStream_t stream);
 
 // After the layers: commit_step with accepted[s] tokens. accepted: [sequences].

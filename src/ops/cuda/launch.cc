@@ -51,9 +51,10 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
   // Many: heads share what a block needs once, as long as each multiprocessor has blocks enough to
   // even out those that fold, and blocks enough at a time to hide what each waits for.
   // Less state a head, or more work for each, leave less time for it.
-  const bool short_of_time = step.types.read != DType::kFloat32 || step.ring.max_window > 1 ||
-                             shape.family != Family::kMamba2;
-  const int64_t most_rows = short_of_time ? 320 : 160;
+  const bool single = step.ring.max_window == 1;
+  const bool plain = single && step.types.read == DType::kFloat32;
+  const bool bytes = single && dtype_bytes(step.types.read) == 1;
+  const int64_t most_rows = plain && shape.family == Family::kMamba2 ? 160 : bytes ? 512 : 320;
   while (config.slices == 1 && group % (2 * config.heads) == 0 &&
          shape.head_dim * 2 * config.heads <= most_rows) {
     LaunchConfig next = config;

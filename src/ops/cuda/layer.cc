@@ -62,17 +62,12 @@ void norm_outputs(const LayerStepParams& p, const float* o, cudaStream_t stream)
 }
 
 // A launch for each op.
-void run_ops(const LayerStepParams& p, const LayerWorkspace& w, const LaunchConfig& config,
+void run_ops(const LayerStepParams& p, const LayerWorkspace& w, const Device& device,
              cudaStream_t stream) {
   causal_conv(conv_part(p, w), 0, stream);
   form_gates(p, w, stream);
-  recurrent_step(recurrent_part(p, w), config, stream);
+  recurrent_step(recurrent_part(p, w), device, stream);
   norm_outputs(p, w.o, stream);
-}
-
-LaunchConfig config_of(const LayerStepParams& p, const Device& device) {
-  check_params(p, 16);
-  return fitting_launch(recurrent_part(p, LayerWorkspace(p)), device);
 }
 
 }  // namespace
@@ -86,7 +81,6 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
   check_params(p, 16);
   const LayerWorkspace w(p, workspace);
   if (p.batch.sequences == 0 || p.tokens == 0) return;
-  if (p.batch.ring.conv_kernel != kFusedTaps) return run_ops(p, w, config, stream);
   StepLaunch launch;
   launch.projected = p.projected_dtype;
   launch.conv = p.conv;
@@ -99,14 +93,18 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
 
 void layer_step(const LayerStepParams& p, void* workspace, const Device& device,
                 cudaStream_t stream) {
-  layer_step(p, workspace, config_of(p, device), stream);
+  check_params(p, 16);
+  const auto config = step_kernel_config(recurrent_part(p, LayerWorkspace(p, workspace)), device);
+  if (!config || p.batch.ring.conv_kernel != kFusedTaps)
+    return layer_step_unfused(p, workspace, device, stream);
+  layer_step(p, workspace, *config, stream);
 }
 
 void layer_step_unfused(const LayerStepParams& p, void* workspace, const Device& device,
                         cudaStream_t stream) {
-  const LaunchConfig config = config_of(p, device);
+  check_params(p, 16);
   if (p.batch.sequences == 0 || p.tokens == 0) return;
-  run_ops(p, LayerWorkspace(p, workspace), config, stream);
+  run_ops(p, LayerWorkspace(p, workspace), device, stream);
 }
 
 }  // namespace replayssm::cuda

@@ -17,10 +17,10 @@ namespace replayssm::cuda {
 int64_t layer_workspace_bytes(const LayerStepParams& params);
 
 // Two launches: the step with convolution and gates in front, then the norm. A convolution of other
-// than four taps takes a launch for each op.
+// than four taps, or a step that the step kernel does not take, has a launch for each op.
 void layer_step(const LayerStepParams& params, void* workspace, const Device& device,
                 cudaStream_t stream);
-// The same, cut into blocks as `config` says.
+// The step kernel, cut into blocks as `config` says.
 void layer_step(const LayerStepParams& params, void* workspace, const LaunchConfig& config,
                 cudaStream_t stream);
 

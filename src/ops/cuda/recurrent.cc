@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "core/check.h"
+#include "ops/cuda/general_step.h"
 #include "ops/cuda/step_instances.h"
 #include "ops/cuda/step_launch.h"
 #include "ops/cuda/vector_width.h"
@@ -10,22 +11,34 @@
 namespace replayssm::cuda {
 namespace {
 
+// Whether rows start where the step kernel can read them.
+bool is_aligned(const RecurrentStepParams& p) {
+  const int64_t act = dtype_bytes(p.state.activation_dtype);
+  return rows_aligned(p.v, p.v_stride * act) && rows_aligned(p.k, p.k_stride * act) &&
+         rows_aligned(p.q, p.q_stride * act) && rows_aligned(p.gate, p.gate_stride * act) &&
+         rows_aligned(p.state.checkpoint) && rows_aligned(p.state.read_copy.data) &&
+         rows_aligned(p.state.read_copy.scale) && rows_aligned(p.state.ring_v) &&
+         rows_aligned(p.state.ring_k) && rows_aligned(p.state.ring_gate) &&
+         rows_aligned(p.channel_gate.bias);
+}
+
+bool reads_copy(const RecurrentState& state) {
+  if (state.read_copy.data == nullptr) return true;
+  return dtype_bytes(state.read_copy.dtype) == 1 && dtype_bytes(state.activation_dtype) == 2;
+}
+
+// Most blocks of a grid that all run at once.
+constexpr int64_t kEarlyBlocks = 512;
+
 void check_step(const RecurrentStepParams& p) {
   const auto& s = p.shape;
   REPLAYSSM_CHECK(s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0, "heads=", s.heads,
                   " key_heads=", s.key_heads);
   REPLAYSSM_CHECK(s.head_dim > 0 && s.head_dim % kPassRows == 0, "head_dim=", s.head_dim);
   REPLAYSSM_CHECK(s.state_dim == 128, "state_dim=", s.state_dim);
-  const int64_t act = dtype_bytes(p.state.activation_dtype);
-  REPLAYSSM_CHECK(
-      rows_aligned(p.v, p.v_stride * act) && rows_aligned(p.k, p.k_stride * act) &&
-          rows_aligned(p.q, p.q_stride * act) && rows_aligned(p.gate, p.gate_stride * act) &&
-          rows_aligned(p.state.checkpoint) && rows_aligned(p.state.read_copy.data) &&
-          rows_aligned(p.state.read_copy.scale) && rows_aligned(p.state.ring_v) &&
-          rows_aligned(p.state.ring_k) && rows_aligned(p.state.ring_gate) &&
-          rows_aligned(p.channel_gate.bias),
-      "rows must start at multiples of 16 bytes: v_stride=", p.v_stride, " k_stride=", p.k_stride,
-      " q_stride=", p.q_stride, " gate_stride=", p.gate_stride);
+  REPLAYSSM_CHECK(is_aligned(p), "rows must start at multiples of 16 bytes: v_stride=", p.v_stride,
+                  " k_stride=", p.k_stride, " q_stride=", p.q_stride,
+                  " gate_stride=", p.gate_stride);
   REPLAYSSM_CHECK(p.batch.ring.max_window >= 1 && p.batch.ring.max_window <= kMaxWindow,
                   "max_window=", p.batch.ring.max_window, ", at most ", kMaxWindow);
   REPLAYSSM_CHECK(p.state.checkpoint && p.state.ring_v && p.state.ring_k && p.state.ring_b,
@@ -34,8 +47,8 @@ void check_step(const RecurrentStepParams& p) {
   REPLAYSSM_CHECK(kda ? p.state.ring_gate && p.channel_gate.scale && p.channel_gate.bias
                       : p.state.ring_g != nullptr,
                   "a state without gates");
+  REPLAYSSM_CHECK(rows_aligned(p.batch.plan), "a plan must start at a multiple of 16 bytes");
   REPLAYSSM_CHECK(p.batch.sequences < 65536, "sequences=", p.batch.sequences);
-  REPLAYSSM_CHECK(p.rounding.seed == nullptr, "stochastic rounding is not computed here");
 }
 
 // Calls fn<T>() with a type as a constant.
@@ -65,16 +78,14 @@ void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, dim3 
 
 }  // namespace
 
-// Rows of ring and window must fit into a block's shared memory.
-LaunchConfig fitting_launch(const RecurrentStepParams& p, const Device& device) {
+std::optional<LaunchConfig> step_kernel_config(const RecurrentStepParams& p, const Device& device) {
+  if (p.shape.state_dim != 128 || p.shape.head_dim % kPassRows != 0 || !is_aligned(p)) return {};
+  if (p.batch.ring.max_window > kMaxWindow || !reads_copy(p.state)) return {};
+  if (p.rounding.seed && p.state.checkpoint_dtype != DType::kFloat32) return {};
   const StepDescription step = describe(p);
   const LaunchConfig config = choose_launch(step, device);
-  const int bytes = step_layout(step.shape, step.ring, step.types, config).total;
-  if (bytes > device.shared_bytes_per_block) {
-    fail("batch.ring: expected rows that fit into the ", device.shared_bytes_per_block,
-         " bytes of a block's shared memory, got buffer_len=", step.ring.buffer_len,
-         " max_window=", step.ring.max_window, ", which take ", bytes);
-  }
+  if (step_layout(step.shape, step.ring, step.types, config).total > device.shared_bytes_per_block)
+    return {};
   return config;
 }
 
@@ -103,6 +114,7 @@ void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaun
   }
   const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
                   static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
+  launch.early = int64_t{grid.x} * grid.y * grid.z <= kEarlyBlocks;
   switch (s.family) {
     case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, grid, stream);
     case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, grid, stream);
@@ -116,20 +128,25 @@ void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& confi
 }
 
 void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream) {
-  run_step(params, fitting_launch(params, device), {}, stream);
+  const auto config = step_kernel_config(params, device);
+  if (!config) return general_step(params, false, nullptr, stream);
+  run_step(params, *config, {}, stream);
 }
 
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream) {
   RecurrentStepParams step;
   step.shape = params.shape;
   step.batch = params.batch;
+  step.batch.plan = nullptr;
   step.state = params.state;
   step.channel_gate = params.channel_gate;
   step.rounding = params.rounding;
+  const auto config = step_kernel_config(step, device);
+  if (!config) return general_step(step, true, params.target_slot, stream);
   StepLaunch launch;
   launch.fold_all = true;
   launch.target_slot = params.target_slot;
-  run_step(step, fitting_launch(step, device), launch, stream);
+  run_step(step, *config, launch, stream);
 }
 
 }  // namespace replayssm::cuda

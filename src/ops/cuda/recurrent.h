@@ -2,10 +2,11 @@
 // enqueued on `stream` and decided from device data: a captured graph stays valid whatever flushes
 // and whatever is accepted.
 //
-// Windows of at most kMaxWindow tokens. state_dim is 128, head_dim a multiple of 8; rows of states,
-// rings and windows, the scales of a read copy and the biases of channel gates start at multiples
-// of 16 bytes. Read copies have 8 bits, their activations 16. All rows of ring and window lie in a
-// block's shared memory, which bounds buffer_len to some hundred.
+// The step kernel takes windows of at most kMaxWindow tokens, state_dim 128 and head_dim a multiple
+// of 8; rows of states, rings and windows, the scales of a read copy and the biases of channel
+// gates at multiples of 16 bytes; read copies of 8 bits with 16-bit activations; checkpoints
+// rounded to nearest; rings that fit into a block's shared memory. A general kernel takes all else,
+// with the state in registers: both give the same checkpoints to the bit where both can.
 //
 // A step overlaps the kernel before it in the stream: kernels since the last begin or commit must
 // not write slots, target slots, query starts, cursors, channel gates, rings or states that it
@@ -13,6 +14,8 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+
+#include <optional>
 
 #include "ops/cuda/cursors.h"
 #include "ops/cuda/launch.h"
@@ -23,7 +26,12 @@ namespace replayssm::cuda {
 void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream);
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream);
 
-// The same, cut into blocks as `config` says.
+// How the step kernel takes a step; nothing where the general one has to. A function of shapes,
+// types, alignment and device.
+std::optional<LaunchConfig> step_kernel_config(const RecurrentStepParams& params,
+                                               const Device& device);
+
+// The step kernel, cut into blocks as `config` says.
 void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
                     cudaStream_t stream);
 

@@ -48,40 +48,60 @@ __device__ inline Cursor current_cursor(const Cursor* cursor) {
   return c;
 }
 
+// Of the sequence that this block takes. Its plan may have been written just now.
+__device__ inline SequencePlan sequence_plan(const RecurrentStepParams& p,
+                                             const StepLaunch& launch) {
+  if (p.batch.plan) {
+    uint4 words[2];
+    const auto* const from = reinterpret_cast<const uint4*>(p.batch.plan + blockIdx.y);
+    words[0] = __ldcg(from);
+    words[1] = __ldcg(from + 1);
+    return *reinterpret_cast<const SequencePlan*>(words);
+  }
+  const int s = static_cast<int>(blockIdx.y);
+  SequencePlan plan{.sequence = s, .slot = p.batch.slot[s]};
+  if (!launch.fold_all) {
+    plan.token = p.batch.query_start[s];
+    plan.window = p.batch.query_start[s + 1] - plan.token;
+  }
+  if (plan.slot < 0) return plan;
+  const Cursor cursor = current_cursor(p.batch.cursors + plan.slot);
+  const int64_t next = cursor.ring_start + cursor.ring_count;
+  plan.ring_first =
+      static_cast<int>(launch.ring_rows.modulo64(cursor.ring_start - cursor.fold_count));
+  plan.history = cursor.fold_count + cursor.ring_count;
+  plan.folded = cursor.fold_count;
+  if (launch.conv.x) plan.conv_first = static_cast<int>(launch.conv_rows.modulo64(next));
+  return plan;
+}
+
 // Reads what the kernel before may not write: see wait_for_predecessor.
 __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const StepLaunch& launch) {
   BlockPlace b{};
   const auto& config = launch.config;
-  const int sequence = blockIdx.y;
+  const SequencePlan plan = sequence_plan(p, launch);
   b.head = blockIdx.x * config.heads;
   b.row = blockIdx.z * launch.slice_rows;
   b.key_head = launch.group.divide(b.head);
-  b.slot = p.batch.slot[sequence];
-  b.token = launch.fold_all ? 0 : p.batch.query_start[sequence];
+  b.slot = plan.slot;
+  b.token = plan.token;
   // Whatever the numbers say, shared memory has room for so many rows.
-  b.window =
-      launch.fold_all ? 0 : min(p.batch.query_start[sequence + 1] - b.token, launch.layout.window);
-  b.target = launch.target_slot ? launch.target_slot[sequence] : b.slot;
+  b.window = min(plan.window, launch.layout.window);
+  b.target = launch.target_slot ? launch.target_slot[plan.sequence] : b.slot;
   const bool keeps = !launch.fold_all && p.route != Route::kConventional;
   b.leads_key = blockIdx.z == 0 && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
   b.owns_gates = keeps && blockIdx.z == 0;
   b.owns_key = keeps && b.leads_key;
   if (b.slot < 0) return b;
   b.copies = launch.fold_all && b.target != b.slot && b.target >= 0;
-  const Cursor cursor = current_cursor(p.batch.cursors + b.slot);
   b.ring_row = static_cast<int64_t>(b.slot) * launch.layout.rows;
-  b.ring_first = static_cast<int>(launch.ring_rows.modulo64(cursor.ring_start - cursor.fold_count));
-  b.history = min(max(cursor.fold_count + cursor.ring_count, 0), launch.layout.rows - b.window);
+  b.ring_first = plan.ring_first;
+  b.history = min(max(plan.history, 0), launch.layout.rows - b.window);
   b.rows = b.history + b.window;
-  if (launch.conv.x) {
-    b.conv_first =
-        static_cast<int>(launch.conv_rows.modulo64(cursor.ring_start + cursor.ring_count));
-  }
+  b.conv_first = plan.conv_first;
   const bool conventional = p.route == Route::kConventional;
   b.reads_after = conventional || (p.route == Route::kStateAndOutput && !p.batch.parent);
-  b.stored = launch.fold_all ? b.history
-             : conventional  ? b.rows
-                             : min(cursor.fold_count, b.history);
+  b.stored = launch.fold_all ? b.history : conventional ? b.rows : min(plan.folded, b.history);
   b.replayed = b.reads_after ? b.rows : p.route == Route::kStateAndOutput ? b.history : b.stored;
   if (p.route == Route::kOutputOnly && b.stored <= launch.layout.tile_rows) {
     b.tiled = b.stored;

@@ -31,6 +31,10 @@ struct StepContext {
   __device__ int warps() const { return launch.config.warps; }
   __device__ int window() const { return kMany ? b.window : 1; }
 
+  // How many warps for_tokens would keep busy, had the block as many.
+  __device__ int token_warps(int together) const {
+    return launch.config.heads * ((window() + together - 1) / together);
+  }
   // Calls fn(head, i), a warp for each head and kTogether tokens from i on: what each token waits
   // for, the others fill.
   template <int kTogether, class Fn>

@@ -68,24 +68,26 @@ class RowFetch {
     }
   }
 
-  // Decays of the rows before `end`, from what has been fetched.
-  __device__ void form_decays(int end) const {
+  // Decays of the rows [begin, end), from what has been fetched.
+  __device__ void form_decays(int begin, int end) const {
     if constexpr (kFamily == Family::kKimiDelta) {
-      form_channel_decays(end);
+      form_channel_decays(begin, end);
     } else {
-      for_gates(0, end, [&](int head, int j) {
+      for_gates(begin, end, [&](int head, int j) {
         shared_.decays(head)[j] = expf(shared_.log_decays(head)[j]);
       });
     }
   }
 
-  // Copies the window from shared memory to the ring.
-  __device__ void append() const {
+  // Copies the window from shared memory to the ring. Warps before `first` have other things to do,
+  // except for gates.
+  __device__ void append(int first) const {
     if (launch_.fold_all || p_.route == Route::kConventional) return;
     const int values = launch_.layout.columns / kElems;
     const int units = values + (b_.owns_key ? kState / kElems : 0);
 #pragma unroll 1
-    for (int n = threadIdx.x; n < units * b_.window; n += blockDim.x) {
+    for (int n = threadIdx.x - 32 * first; n < units * b_.window; n += blockDim.x - 32 * first) {
+      if (n < 0) break;
       const int i = b_.window == 1 ? 0 : n / units, j = b_.history + i, unit = n - i * units;
       if (unit < values) {
         move(ring_value(j) + unit * kElems, shared_.value(j) + unit * kElems);
@@ -172,13 +174,13 @@ class RowFetch {
 
   // Kimi Delta's: a warp per row of a head, four columns a lane. Those of the window go to the
   // ring.
-  __device__ void form_channel_decays(int end) const {
+  __device__ void form_channel_decays(int begin, int end) const {
     const int column = threadIdx.x % 32 * 4;
 #pragma unroll 1
     for (int head = 0; head < launch_.config.heads; ++head) {
       const ChannelDecays channels(p_.channel_gate, b_.head + head, kState, column);
 #pragma unroll 2
-      for (int j = threadIdx.x / 32; j < end; j += launch_.config.warps) {
+      for (int j = begin + threadIdx.x / 32; j < end; j += launch_.config.warps) {
         float x[4];
         load_elements<Act, 4>(shared_.raw_gates(head, j) + column, x);
         __syncwarp();

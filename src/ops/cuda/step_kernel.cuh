@@ -65,6 +65,7 @@ class BlockStep {
     if (kIs8Bit<Source> && uses_copy()) fetch_row_scales();
     rows.fetch_history();
     with_group([&]<class G, bool kReplay, class S>() { stream.template start<G>(); });
+    if (is_delta(kFamily) && launch_.early && b_.history > 0) prepare_history(rows);
     rows.fetch_window();
     copy_async_wait_all();
     return stream;
@@ -75,7 +76,9 @@ class BlockStep {
   __device__ void prepare() const {
     const Fetch rows(p_, launch_, b_, shared_);
     form_targets(rows);
-    rows.append();
+    const int busy =
+        context_.token_warps(kFamily == Family::kKimiDelta ? Target::kWalks : kTogether);
+    rows.append(busy < context_.warps() ? busy : 0);
     __syncthreads();
     context_.for_heads(passes_, [&](int head, int begin, int end) {
       Mix<Context>(context_).run(head, begin * kPassRows, end * kPassRows);
@@ -116,8 +119,22 @@ class BlockStep {
   static constexpr int kStoredSize = sizeof(Checkpoint);
   static constexpr bool kGram = uses_gram(kFamily, device_dtype<Act>(), 0);
   static constexpr int kTogether = Weights<Context>::kTogether;
+  static constexpr int kTileColumns = Products<Context>::kTileColumns;
 
   __device__ bool uses_copy() const { return kHasCopy && b_.stored == 0 && !launch_.fold_all; }
+
+  __device__ bool solves() const {
+    return kGram && launch_.layout.rows <= kMostGramRows && !b_.reads_after;
+  }
+  // Most rows whose products do not need the window.
+  __device__ int early_products() const { return b_.history / kTileColumns * kTileColumns; }
+  // What the ring's rows allow, while the kernel before still runs.
+  __device__ void prepare_history(const Fetch& rows) const {
+    copy_async_wait_but<kGroupsInFlight - 1>();
+    __syncthreads();
+    if (!solves()) return form_walk_factors(rows, 0, b_.history);
+    if constexpr (kGram) Products<Context>(context_).multiply_rows(0, early_products(), false);
+  }
 
   // The block's first row.
   __device__ const char* states() const {
@@ -150,17 +167,16 @@ class BlockStep {
     if constexpr (kFamily == Family::kMamba2) {
       weigh(rows);
     } else if constexpr (kGram) {
-      const bool solves = launch_.layout.rows <= kMostGramRows && !b_.reads_after;
-      solves ? solve(rows) : walk(rows);
+      solves() ? solve(rows) : walk(rows);
     } else {
       walk(rows);
     }
   }
   __device__ void weigh(const Fetch& rows) const {
-    rows.form_decays(b_.replayed);
+    rows.form_decays(0, b_.replayed);
     Target(context_).keep_queries();
     if (b_.reads_after) return;
-    Products<Context>(context_).multiply(false);
+    Products<Context>(context_).multiply_queries();
     __syncthreads();
     const Weights<Context> weights(context_);
     context_.template for_tokens<kTogether>([&](int head, int i) { weights.weigh(head, i); });
@@ -168,19 +184,23 @@ class BlockStep {
   }
   __device__ void solve(const Fetch& rows) const {
     const Products<Context> products(context_);
-    rows.form_decays(b_.replayed);
-    products.key_factors(b_.replayed);
-    products.multiply(true);
-    __syncthreads();
     const Weights<Context> weights(context_);
+    rows.form_decays(0, b_.replayed);
+    products.key_factors(0, b_.replayed);
+    products.multiply_rows(launch_.early ? early_products() : 0, b_.rows, true);
+    __syncthreads();
     context_.template for_tokens<kTogether>([&](int head, int i) { weights.solve(head, i); });
     form_folds(weights);
     __syncthreads();
     Target(context_).sum_keys();
   }
+  // What a walk needs of the rows [begin, end) besides themselves.
+  __device__ void form_walk_factors(const Fetch& rows, int begin, int end) const {
+    rows.form_decays(begin, end);
+    Products<Context>(context_).key_factors(begin, end);
+  }
   __device__ void walk(const Fetch& rows) const {
-    rows.form_decays(b_.rows);
-    Products<Context>(context_).key_factors(b_.rows);
+    form_walk_factors(rows, launch_.early ? b_.history : 0, b_.rows);
     if (!b_.reads_after) __syncthreads();
     const Target targets(context_);
     context_.template for_tokens<Target::kWalks>([&](int head, int i) { targets.walk(head, i); });

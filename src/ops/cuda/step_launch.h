@@ -15,6 +15,8 @@ struct StepLaunch {
   int head_passes = 0;                   // that those are
   FastDivide group, ring_rows;           // by heads of a key head, ring rows
   FastDivide passes;                     // by head_passes
+  bool early = false;                    // all blocks run at once, and prepare what they can before
+                                         // they wait for the kernel before
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 

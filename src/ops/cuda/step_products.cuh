@@ -14,22 +14,28 @@ class Products {
 
   __device__ explicit Products(const Context& context) : c_(context) {}
 
-  // All rows with all queries; with_rows: with the rows behind them too. Raw keys.
-  __device__ void multiply(bool with_rows) const {
+  // All rows with all queries. Raw keys.
+  __device__ void multiply_queries() const {
     if constexpr (Context::kOperands) {
-      multiply_tiles(with_rows);
+      multiply_tiles(0, 0);
     } else {
       multiply_plain();
     }
   }
+  // And the rows [begin, end) with the rows before them: begin is a multiple of kTileColumns, and
+  // so is end, or all rows. queries: with the queries too.
+  static constexpr int kTileColumns = 8;
+  __device__ void multiply_rows(int begin, int end, bool queries) const {
+    multiply_tiles(begin / kTileColumns, (end + kTileColumns - 1) / kTileColumns, queries);
+  }
 
-  // The delta rule's 1 / |k| of the rows before `end`, in groups of eight lanes. The bits of a
+  // The delta rule's 1 / |k| of the rows [begin, end), in groups of eight lanes. The bits of a
   // length are the same everywhere: they enter the state.
-  __device__ void key_factors(int end) const {
+  __device__ void key_factors(int begin, int end) const {
     constexpr int kGroups = 32 / kRowLanes;
     const int row_lane = threadIdx.x % kRowLanes, group = c_.lane() / kRowLanes;
 #pragma unroll 1
-    for (int first = c_.warp() * kGroups; first < end; first += c_.warps() * kGroups) {
+    for (int first = begin + c_.warp() * kGroups; first < end; first += c_.warps() * kGroups) {
       float k[Shared::kPerLane];
       Shared::template load_key<float>(c_.shared.key(min(first + group, end - 1)), row_lane, k);
       const float factor = 1.0f / sqrtf(row_sum(dot<4>(k, k)) + kL2NormEps);
@@ -38,13 +44,13 @@ class Products {
   }
 
  private:
-  // A warp per tile: 16 rows by eight rows or queries.
-  __device__ void multiply_tiles(bool with_rows) const {
-    const int row_tiles = (c_.b.rows + 15) / 16, others = with_rows ? (c_.b.rows + 7) / 8 : 0;
-    const int columns = others + (c_.b.window + 7) / 8;
+  // A warp per tile: 16 rows by eight rows, of the columns [first, others), or queries.
+  __device__ void multiply_tiles(int first, int others, bool queries = true) const {
+    const int row_tiles = (c_.b.rows + 15) / 16;
+    const int columns = others - first + (queries ? (c_.b.window + 7) / 8 : 0);
 #pragma unroll 1
     for (int n = c_.warp(); n < row_tiles * columns; n += c_.warps()) {
-      const int tile = n / columns, column = n - tile * columns;
+      const int tile = n / columns, column = first + n - tile * columns;
       if (column >= others) {
         form_tile<true>(tile * 16, (column - others) * 8);
       } else if (tile <= column / 2) {  // else all rows are behind

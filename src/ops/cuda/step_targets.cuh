@@ -30,10 +30,11 @@ class Targets {
     return parts(head, i);
   }
 
-  // Mamba-2's heads share the queries. A warp per query.
+  // Mamba-2's heads share the queries. A warp per query, the last ones first: the others have
+  // products to form.
   __device__ void keep_queries() const {
 #pragma unroll 1
-    for (int i = c_.warp(); i < c_.b.window; i += c_.warps()) {
+    for (int i = c_.warps() - 1 - c_.warp(); i < c_.b.window; i += c_.warps()) {
       float t[kElems];
       load_query(i, t);
       keep(0, i, t);
@@ -78,51 +79,101 @@ class Targets {
  private:
   using Element = typename Context::Element;
 
+  static constexpr bool kChannels = Context::kFamily == Family::kKimiDelta;
+
+  // What a walk needs of a row: this lane's elements of its key and decays.
+  struct Row {
+    float k[kElems], a[kElems];
+    float factor, strength, decay;
+  };
+  __device__ Row row(int head, int j) const {
+    Row r;
+    load_elements<Element, kElems>(c_.shared.key(j) + c_.lane() * kElems, r.k);
+    if constexpr (kChannels)
+      load_elements<float, kElems>(
+          c_.shared.channel_decays(head, j) + padded_index(c_.lane() * kElems), r.a);
+    r.factor = c_.shared.key_factors()[j];
+    r.strength = c_.shared.strengths(head)[j] * r.factor;
+    r.decay = kChannels ? 1.0f : c_.shared.decays(head)[j];
+    return r;
+  }
+  // Walks over a row that has been multiplied with t; returns what it adds to the output.
+  __device__ static float pass(const Row& row, bool on, float known, float (&t)[kElems],
+                               float& newer) {
+    const float c = on ? row.strength * known : 0.0f, step = -c * row.factor;
+#pragma unroll
+    for (int e = 0; e < kElems; ++e) {
+      t[e] = fmaf(step, row.k[e], t[e]);
+      if (kChannels && on) t[e] *= row.a[e];
+    }
+    const float before = newer;
+    if (!kChannels && on) newer *= row.decay;
+    return before * c;
+  }
+  template <int kSums>
+  __device__ static void warp_sums(float (&x)[kSums]) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+#pragma unroll
+      for (int u = 0; u < kSums; ++u) x[u] += __shfl_xor_sync(kAllLanes, x[u], d);
+  }
+
   // Rows that are not on a path have no effect. Weights are stored 32 rows at a time.
   __device__ void walk_back(int head, int first, float (&t)[kWalks][kElems],
                             float (&newer)[kWalks]) const {
-    constexpr bool kChannels = Context::kFamily == Family::kKimiDelta;
-    const int lane = c_.lane();
-    const float skip = c_.skip(head);
     uint32_t path[kWalks];
     float mine[kWalks] = {};
 #pragma unroll
     for (int u = 0; u < kWalks; ++u) path[u] = c_.path(c_.together(first, u));
+    int j = c_.b.rows - 1;
+    if constexpr (!Context::kManyTokens) {
 #pragma unroll 1
-    for (int j = c_.b.rows - 1; j >= c_.b.replayed; --j) {
-      float k[kElems], a[kElems], known[kWalks];
-      load_elements<Element, kElems>(c_.shared.key(j) + lane * kElems, k);
-      if constexpr (kChannels)
-        load_elements<float, kElems>(
-            c_.shared.channel_decays(head, j) + padded_index(lane * kElems), a);
-      const float factor = c_.shared.key_factors()[j];
-      const float strength = c_.shared.strengths(head)[j] * factor;
-#pragma unroll
-      for (int u = 0; u < kWalks; ++u) known[u] = dot<2>(k, t[u]);
-#pragma unroll
-      for (int d = 16; d > 0; d /= 2)
-#pragma unroll
-        for (int u = 0; u < kWalks; ++u) known[u] += __shfl_xor_sync(kAllLanes, known[u], d);
-#pragma unroll
-      for (int u = 0; u < kWalks; ++u) {
-        const bool on = c_.on_path(path[u], j);
-        const float c = on ? strength * known[u] : 0.0f, step = -c * factor;
-        if (lane == j % 32) mine[u] = newer[u] * c;
-#pragma unroll
-        for (int e = 0; e < kElems; ++e) {
-          t[u][e] = fmaf(step, k[e], t[u][e]);
-          if (kChannels && on) t[u][e] *= a[e];
-        }
-        if (!kChannels && on) newer[u] *= c_.shared.decays(head)[j];
+      for (; j > c_.b.replayed; j -= 2) {
+        float c[2];
+        walk_pair(row(head, j), row(head, j - 1), t[0], newer[0], c);
+        keep_weights(head, first, j, {c[0]}, mine);
+        keep_weights(head, first, j - 1, {c[1]}, mine);
       }
-      if (j % 32 != 0 && j != c_.b.replayed) continue;
+    }
+#pragma unroll 1
+    for (; j >= c_.b.replayed; --j) {
+      const Row r = row(head, j);
+      float known[kWalks], c[kWalks];
 #pragma unroll
-      for (int u = 0; u < kWalks; ++u) {
-        const int row = j / 32 * 32 + lane;
-        if (row < round_up(c_.b.rows, 16))
-          c_.store_weight(head, c_.together(first, u), row, mine[u], skip);
-        mine[u] = 0;
-      }
+      for (int u = 0; u < kWalks; ++u) known[u] = dot<2>(r.k, t[u]);
+      warp_sums(known);
+#pragma unroll
+      for (int u = 0; u < kWalks; ++u)
+        c[u] = pass(r, c_.on_path(path[u], j), known[u], t[u], newer[u]);
+      keep_weights(head, first, j, c, mine);
+    }
+  }
+  // Two rows at once, newer first: the second's product with t as the first leaves it follows from
+  // products with t as it is.
+  __device__ static void walk_pair(const Row& row, const Row& next, float (&t)[kElems],
+                                   float& newer, float (&c)[2]) {
+    float k[kElems];
+#pragma unroll
+    for (int e = 0; e < kElems; ++e) k[e] = kChannels ? next.k[e] * row.a[e] : next.k[e];
+    float known[3] = {dot<2>(row.k, t), dot<2>(k, t), dot<2>(k, row.k)};
+    warp_sums(known);
+    const float step = -(row.strength * known[0]) * row.factor;
+    c[0] = pass(row, true, known[0], t, newer);
+    c[1] = pass(next, true, fmaf(step, known[2], known[1]), t, newer);
+  }
+  __device__ void keep_weights(int head, int first, int j, const float (&c)[kWalks],
+                               float (&mine)[kWalks]) const {
+#pragma unroll
+    for (int u = 0; u < kWalks; ++u)
+      if (c_.lane() == j % 32) mine[u] = c[u];
+    if (j % 32 != 0 && j != c_.b.replayed) return;
+    const float skip = c_.skip(head);
+#pragma unroll
+    for (int u = 0; u < kWalks; ++u) {
+      const int row = j / 32 * 32 + c_.lane();
+      if (row < round_up(c_.b.rows, 16))
+        c_.store_weight(head, c_.together(first, u), row, mine[u], skip);
+      mine[u] = 0;
     }
   }
 

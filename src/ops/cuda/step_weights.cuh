@@ -9,7 +9,9 @@ namespace replayssm::cuda {
 template <class Context>
 class Weights {
  public:
-  static constexpr int kTogether = Context::kManyTokens ? 3 : 1;
+  static constexpr int kTogether = !Context::kManyTokens                 ? 1
+                                   : Context::kFamily == Family::kMamba2 ? 5
+                                                                         : 3;
 
   __device__ explicit Weights(const Context& context) : c_(context) {}
 
@@ -53,7 +55,7 @@ class Weights {
     const float strength = exists ? c_.shared.strengths(head)[j] : 0.0f;
     const float log_decay = exists ? c_.shared.log_decays(head)[j] : 0.0f;
     bool on[kTogether];
-    float scale[kTogether], write[kTogether], rest[kTogether];
+    float scale[kTogether], write[kTogether], rest[kTogether], each[kTogether], step[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int token = c_.together(i, u);
@@ -61,13 +63,16 @@ class Weights {
       scale[u] = query_scale(token);
       write[u] = on[u] ? strength * factor : 0.0f;
       rest[u] = on[u] ? scale[u] * c_.shared.query_products(token)[j] : 0.0f;
+      each[u] = write[u] * factor;
+      step[u] = each[u] * rest[u];
     }
 #pragma unroll 4
     for (int m = rows - 1; m > c_.b.first_mixed(); --m) {
       const float product = j < m ? c_.shared.row_products(m)[j] : 0.0f;
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
-        const float s = __shfl_sync(kAllLanes, write[u] * factor * rest[u], m);
+        const float s = __shfl_sync(kAllLanes, step[u], m);
+        step[u] = fmaf(-s, each[u] * product, step[u]);
         rest[u] = fmaf(-s, product, rest[u]);
       }
     }
@@ -78,7 +83,7 @@ class Weights {
       const float decay = expf(newer(head, c_.path(token), j, on[u] ? log_decay : 0.0f, carried));
       if (j < round_up(rows, 16))
         c_.store_weight(head, token, j, on[u] ? write[u] * decay * rest[u] : 0.0f, skip);
-      store_steps(head, token, on[u] ? -write[u] * factor * rest[u] : 0.0f, scale[u]);
+      store_steps(head, token, -step[u], scale[u]);
       if (j == 0) c_.shared.output_scale(head, token) = expf(carried);
     }
   }
@@ -122,8 +127,10 @@ class Weights {
 
  private:
   // The log decay of what is newer than row j on a path, of rows that lanes hold, newest first.
-  // carried: of all rows before these; grows by them.
+  // carried: of all rows before these; grows by them. Where products are not those of the path
+  // alone to the bit, nor need sums be.
   __device__ float newer(int head, uint32_t path, int j, float log_decay, float& carried) const {
+    if (Context::kOperands && c_.b.rows <= 32) return sum_above(log_decay, carried);
     float all = 0;
     const float in_window = c_.newer_in_window(head, path, j, all);
     if (j / 32 == (c_.b.rows - 1) / 32) carried = all;  // the first rows

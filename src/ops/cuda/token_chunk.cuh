@@ -5,7 +5,7 @@
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/rounded_math.cuh"
-#include "ops/cuda/token_rows.h"
+#include "ops/cuda/token_source.cuh"
 
 namespace replayssm::cuda {
 
@@ -21,8 +21,8 @@ struct LaneMap {
 };
 
 // The block's place in the batch, and its chunk. kWhole: state_dim is kState and rows are aligned;
-// else rows end at state_dim and are read element by element.
-template <Family kFamily, int kState, bool kWhole>
+// else rows end at state_dim and are read element by element. Tokens: where they come from.
+template <Family kFamily, int kState, bool kWhole, class Tokens>
 class TokenChunk {
  public:
   static constexpr int kLanes = kState > 256 ? 32 : kRowLanes, kGroups = 32 / kLanes;
@@ -43,10 +43,14 @@ class TokenChunk {
         block_row_((static_cast<int>(blockIdx.x) - head_ * int(launch.slices.divisor)) *
                    launch.layout.rows),
         slot_(p.batch.slot[blockIdx.y]),
-        token_(p.batch.query_start[blockIdx.y]),
-        window_(p.batch.query_start[blockIdx.y + 1] - token_) {}
+        token_(first_token(p, launch)),
+        window_(launch.folds_all ? 0 : p.batch.query_start[blockIdx.y + 1] - token_),
+        tokens_(p, launch, slot_, token_, window_) {}
 
  protected:
+  __device__ static int first_token(const RecurrentStepParams& p, const TokenLaunch& launch) {
+    return launch.folds_all ? 0 : p.batch.query_start[blockIdx.y];
+  }
   __device__ bool works() const { return slot_ >= 0 && window_ > 0; }
   __device__ int64_t output_index(int i) const {
     return (static_cast<int64_t>(token_ + i) * launch_.heads + head_) * launch_.head_dim +
@@ -72,18 +76,18 @@ class TokenChunk {
 #pragma unroll 1
     for (int base = warp_ * kGroups; base < count; base += warps * kGroups) {
       const int i = min(base + group_, count - 1);
-      const int64_t token = token_ + first + i, column = int64_t{key_head} * launch_.state_dim;
-      const int64_t k = token * p_.k_stride + column, q = token * p_.q_stride + column;
-      const int64_t at = token * launch_.heads + head_;
-      const float strength = p_.b[at], log_decay = kChannels ? 0.0f : p_.g[at];
+      const int n = first + i;
+      const Place k = tokens_.key(n, key_head), q = tokens_.query(n, key_head);
+      const float strength = tokens_.strength(n, head_);
+      const float log_decay = kChannels ? 0.0f : tokens_.log_decay(n, head_);
       float factor = 1, scale = 1;
       if constexpr (is_delta(kFamily)) {
-        factor = inverse_norm(p_.k, k);
-        scale = inverse_norm(p_.q, q) * launch_.query_scale;
+        factor = inverse_norm(k);
+        scale = inverse_norm(q) * launch_.query_scale;
       }
       if (base + group_ >= count) continue;
-      copy_key(p_.k, k, 1, shared_ + layout_.keys + i * layout_.width);
-      copy_key(p_.q, q, scale, shared_ + layout_.queries + i * layout_.width);
+      copy_key(k, 1, shared_ + layout_.keys + i * layout_.width);
+      copy_key(q, scale, shared_ + layout_.queries + i * layout_.width);
       if (lane_ != 0) continue;
       float* scalars = shared_ + layout_.scalars + 4 * i;
       scalars[0] = is_delta(kFamily) ? __fmul_rn(strength, factor) : strength;
@@ -91,37 +95,37 @@ class TokenChunk {
       scalars[2] = factor;
     }
   }
-  // Four elements of a row of activations at `index`, from `column` on; zeros behind its end.
-  __device__ void load_four(const void* data, int64_t index, int column, float (&x)[4]) const {
+  // Four elements of a row of activations from `column` on; zeros behind its end.
+  __device__ void load_four(const Place& row, int column, float (&x)[4]) const {
     if constexpr (kWhole) {
-      load_run<4>(data, p_.state.activation_dtype, index + column, x);
+      load_run<4>(row.data, p_.state.activation_dtype, row.at + column, x);
     } else {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         x[e] = 0;
         if (column + e < launch_.state_dim)
-          load_run<1>(data, p_.state.activation_dtype, index + column + e, x + e);
+          load_run<1>(row.data, p_.state.activation_dtype, row.at + column + e, x + e);
       }
     }
   }
-  __device__ float inverse_norm(const void* data, int64_t index) const {
+  __device__ float inverse_norm(const Place& row) const {
     float sum[4] = {};
 #pragma unroll kStagedAtOnce
     for (int c = 0; c < FloatMap::kChunks; ++c) {
       float x[4];
-      load_four(data, index, FloatMap::element(c, lane_), x);
+      load_four(row, FloatMap::element(c, lane_), x);
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] = __fmaf_rn(x[e], x[e], sum[e]);
     }
     const float lane_sum = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));
     return rounded_inverse(rounded_root(lanes_sum(lane_sum) + kL2NormEps));
   }
-  __device__ void copy_key(const void* data, int64_t index, float scale, float* to) const {
+  __device__ void copy_key(const Place& row, float scale, float* to) const {
 #pragma unroll kStagedAtOnce
     for (int c = 0; c < FloatMap::kChunks; ++c) {
       const int column = FloatMap::element(c, lane_);
       float x[4];
-      load_four(data, index, column, x);
+      load_four(row, column, x);
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[e] *= scale;
       store_elements<float, 4>(to + padded_index(column), x);
@@ -133,16 +137,18 @@ class TokenChunk {
 #pragma unroll 1
     for (int n = blockDim.x - 1 - threadIdx.x; n < count * layout_.rows; n += blockDim.x) {
       const int i = n / layout_.rows, r = n - i * layout_.rows;
-      const int64_t token = token_ + first + i;
-      const int64_t column = int64_t{head_} * launch_.head_dim + block_row_ + r;
       const bool exists = block_row_ + r < launch_.head_dim;
       float v = 0, z = 0;
-      if (exists) load_run<1>(p_.v, p_.state.activation_dtype, token * p_.v_stride + column, &v);
+      if (exists) load_element(tokens_.value(first + i, head_), block_row_ + r, v);
       shared_[layout_.values + n] = v;
-      if (!p_.z) continue;
-      if (exists) load_run<1>(p_.z, p_.state.activation_dtype, token * p_.z_stride + column, &z);
+      if (!p_.z || !tokens_.is_new(first + i)) continue;
+      if (exists) load_element(tokens_.output_gate(first + i, head_), block_row_ + r, z);
       shared_[layout_.gates + n] = silu(z);
     }
+  }
+
+  __device__ void load_element(const Place& row, int column, float& x) const {
+    load_run<1>(row.data, p_.state.activation_dtype, row.at + column, &x);
   }
 
   __device__ void stage_decays(int first, int count) const {
@@ -152,9 +158,8 @@ class TokenChunk {
 #pragma unroll 1
     for (int n = threadIdx.x; n < count * kRuns; n += blockDim.x) {
       const int i = n / kRuns, column = n % kRuns * 4;
-      const int64_t token = token_ + first + i;
       float raw[4], a[4];
-      load_four(p_.gate, token * p_.gate_stride + int64_t{head_} * launch_.state_dim, column, raw);
+      load_four(tokens_.gate(first + i, head_), column, raw);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         a[e] = column + e < launch_.state_dim ? decay(raw[e], scale, bias[column + e]) : 0.0f;
@@ -181,6 +186,7 @@ class TokenChunk {
   const TokenLayout& layout_;
   float* const shared_;
   const int lane_, group_, warp_, head_, block_row_, slot_, token_, window_;
+  const Tokens tokens_;
 };
 
 }  // namespace replayssm::cuda

@@ -16,9 +16,10 @@ namespace replayssm::cuda {
 
 // `State` is the type in which states are stored. kWhole: state_dim is kState and rows are
 // aligned; else rows end at state_dim and are read element by element.
-template <Family kFamily, class State, int kState, bool kWhole>
-class TokenRows : TokenChunk<kFamily, kState, kWhole> {
-  using Chunk = TokenChunk<kFamily, kState, kWhole>;
+template <Family kFamily, class State, int kState, bool kWhole, class Tokens = WindowTokens>
+class TokenRows : protected TokenChunk<kFamily, kState, kWhole, Tokens> {
+ protected:
+  using Chunk = TokenChunk<kFamily, kState, kWhole, Tokens>;
 
  public:
   using Chunk::kChannels, Chunk::kGroups, Chunk::kLanes, Chunk::Chunk;
@@ -54,7 +55,7 @@ class TokenRows : TokenChunk<kFamily, kState, kWhole> {
     });
   }
 
- private:
+ protected:
   using Chunk::block_row_, Chunk::group_, Chunk::head_, Chunk::lane_, Chunk::launch_,
       Chunk::layout_;
   using Chunk::lanes_sum, Chunk::output_index, Chunk::stage, Chunk::clear, Chunk::works;
@@ -65,8 +66,9 @@ class TokenRows : TokenChunk<kFamily, kState, kWhole> {
   }
   // The block's first, of all heads'.
   __device__ int64_t first_row() const { return int64_t{head_} * launch_.head_dim + block_row_; }
-  __device__ State* checkpoint() const {
-    return static_cast<State*>(p_.state.checkpoint) + slot_ * state_elements() +
+  __device__ State* checkpoint() const { return checkpoint(slot_); }
+  __device__ State* checkpoint(int slot) const {
+    return static_cast<State*>(p_.state.checkpoint) + slot * state_elements() +
            first_row() * launch_.state_dim;
   }
 
@@ -190,10 +192,11 @@ class TokenRows : TokenChunk<kFamily, kState, kWhole> {
   }
 
   // The same rows in the read copy.
-  __device__ void store_copy() const {
+  __device__ void store_copy() const { store_copy(slot_); }
+  __device__ void store_copy(int slot) const {
     const ReadCopy& copy = p_.state.read_copy;
     if (copy.data == nullptr) return;
-    const int64_t first = slot_ * int64_t{launch_.heads} * launch_.head_dim + first_row();
+    const int64_t first = slot * int64_t{launch_.heads} * launch_.head_dim + first_row();
 #pragma unroll
     for (int r = 0; r < kLaneRows; ++r) {
       // The lanes of all rows reduce together.

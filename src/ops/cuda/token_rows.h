@@ -45,9 +45,14 @@ constexpr TokenLayout token_layout(bool channels, int width, int rows, int state
 
 struct TokenLaunch {
   TokenLayout layout;
-  int heads = 0, head_dim = 0, state_dim = 0;
+  int heads = 0, key_heads = 0, head_dim = 0, state_dim = 0;
   float query_scale = 1;     // of the delta rules' normalised queries
   FastDivide group, slices;  // heads of a key head, blocks of a head
+
+  // Of steps.
+  FastDivide ring_rows;                  // by the rows of a slot's ring
+  bool folds_all = false;                // no window: the whole ring goes into the checkpoint
+  const int32_t* target_slot = nullptr;  // of folds_all; null: in place
 };
 
 }  // namespace replayssm::cuda

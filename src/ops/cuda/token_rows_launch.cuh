@@ -8,10 +8,11 @@
 
 namespace replayssm::cuda {
 
-// Launches kernel(p, TokenLaunch), whose blocks stage up to `most_tokens` at once.
+// Launches kernel(p, TokenLaunch), whose blocks stage up to `most_tokens` at once. `launch` comes
+// with what only steps have.
 template <class Rows, class Params>
 void launch_token_rows(const char* what, void (*kernel)(Params, TokenLaunch), const Params& p,
-                       int most_tokens, cudaStream_t stream) {
+                       int most_tokens, cudaStream_t stream, TokenLaunch launch = {}) {
   int warps = kTokenWarps;
   while (warps > 1 && p.shape.head_dim % (warps * Rows::kWarpRows) != 0) warps /= 2;
   // Two passes have more of the state on its way, one gives more blocks.
@@ -22,11 +23,11 @@ void launch_token_rows(const char* what, void (*kernel)(Params, TokenLaunch), co
                    all_rows / (2 * pass_rows) >= 8 * multiprocessors(what);
   const int rows = static_cast<int>(pass_rows) * (two ? 2 : 1);
   const int64_t slices = (p.shape.head_dim + rows - 1) / rows;
-  TokenLaunch launch;
   launch.layout =
       token_layout(Rows::kChannels, Rows::kColumns, rows, rows * Rows::kFetchedFloats, most_tokens);
   launch.layout.passes = two ? 2 : 1;
   launch.heads = static_cast<int>(p.shape.heads);
+  launch.key_heads = static_cast<int>(p.shape.key_heads);
   launch.head_dim = static_cast<int>(p.shape.head_dim);
   launch.state_dim = static_cast<int>(p.shape.state_dim);
   launch.query_scale = 1.0f / std::sqrt(static_cast<float>(p.shape.state_dim));

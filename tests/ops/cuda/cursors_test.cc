@@ -1,12 +1,15 @@
 // Cursors moved on the device end where the host's arithmetic puts them.
 #include "ops/cuda/cursors.h"
 
+#include <array>
+#include <bit>
 #include <cstring>
 #include <numeric>
 #include <random>
 
 #include "ops/cuda/launches.h"
 #include "replay/cursors.h"
+#include "replay/step_plan.h"
 #include "replayssm/error.h"
 
 namespace replayssm::testing {
@@ -69,6 +72,42 @@ void compare(const char* what, const Batch& b, Device&& device, Host&& host) {
               (std::array<int64_t, 4>{c.ring_start, c.ring_count, c.ring_limit, c.fold_count}))
         << what << " slot " << i;
   }
+}
+
+// Every sequence once, as its cursor says, in the order that the host would choose.
+TEST(CudaCursors, BeginPlansTheStep) {
+  REQUIRE_DEVICE();
+  const Batch b(3);
+  std::vector<SequencePlan> want(kSequences), plans;
+  int32_t folds = 0, rank[2] = {};
+  for (int32_t s = 0; s < kSequences; ++s) {
+    const int32_t slot = b.slot[s], token = b.query_start[s];
+    const int32_t window = b.query_start[s + 1] - token;
+    plans.push_back({.sequence = s, .slot = slot, .token = token, .window = window});
+    if (slot < 0) continue;
+    Cursor cursor = b.cursors[slot];
+    begin_step(cursor, window, kRing);
+    plans.back() = plan_sequence(s, slot, token, window, cursor, kRing);
+    folds += plans.back().folded > 0;
+  }
+  for (const SequencePlan& plan : plans) {
+    const bool fold = plan.folded > 0;
+    want[planned_place(fold, rank[fold]++, folds, kSequences)] = plan;
+  }
+  const auto got = same_in_every_run([&](bool graph) {
+    const DeviceArray<Cursor> cursors(b.cursors);
+    const DeviceArray<SequencePlan> plan{std::vector<SequencePlan>(kSequences)};
+    SequenceBatch batch = b.batch();
+    batch.plan = plan.data();
+    run_call([&](cudaStream_t stream) { cuda::begin_steps(batch, cursors.data(), stream); }, graph);
+    std::vector<SequencePlan> out;
+    plan.download(out);
+    std::vector<std::array<int32_t, 8>> fields;
+    for (const SequencePlan& p : out) fields.push_back(std::bit_cast<std::array<int32_t, 8>>(p));
+    return fields;
+  });
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_EQ(got[i], (std::bit_cast<std::array<int32_t, 8>>(want[i]))) << "place " << i;
 }
 
 TEST(CudaCursors, MoveAsOnTheHost) {

@@ -82,6 +82,7 @@ class DeviceCall {
     query_start_ = query_start;
     slot_ = slots;
     parent_ = parents(windows);
+    plan_ = std::vector<SequencePlan>(slots.size());
     o_ = std::vector<uint8_t>(query_start.back() * s.heads * s.head_dim * dtype_bytes(c.output),
                               0xff);
 
@@ -92,6 +93,8 @@ class DeviceCall {
                device.cursors(),
                pool.ring(),
                parent_.data()};
+    // Calls of two sequences take them as they come.
+    if (slots.size() != 2) p.batch.plan = plan_.data();
     p.state = device.state();
     p.v = v_.data();
     p.k = k_.data();
@@ -106,6 +109,10 @@ class DeviceCall {
     if (c.finish) {
       p.skip = skip_.data();
       p.z = z_.data();
+    }
+    if (c.rounding) {
+      seeds_ = pool.seeds;
+      p.rounding = {seeds_.data(), *c.rounding};
     }
     p.o = o_.data();
     p.o_dtype = c.output;
@@ -175,12 +182,15 @@ class DeviceCall {
   Case case_;
   DeviceArray<int32_t> query_start_, slot_, parent_;
   DeviceArray<uint8_t> v_, k_, q_, gate_, z_, o_;
+  DeviceArray<SequencePlan> plan_;
   DeviceArray<float> b_, g_, skip_, scale_, bias_;
+  DeviceArray<uint64_t> seeds_;
 };
 
 inline void synchronize() { cuda::check_cuda(cudaDeviceSynchronize(), "kernel"); }
 
-// Begins and runs one step over the windows; returns each window's outputs. Does not commit.
+// Begins and runs one step over the windows; returns each window's outputs. Does not commit. The
+// general kernel is not cut otherwise than it wants.
 inline std::vector<std::vector<float>> run(const Case& c, Pool& pool, Route route,
                                            const std::vector<Window>& windows,
                                            const std::optional<cuda::LaunchConfig>& config = {}) {
@@ -188,10 +198,11 @@ inline std::vector<std::vector<float>> run(const Case& c, Pool& pool, Route rout
   DeviceCall call(c, pool, device, windows);
   call.p.route = route;
   cuda::begin_steps(call.p.batch, device.cursors(), nullptr);
-  if (config) {
+  const cuda::Device current = cuda::current_device();
+  if (config && cuda::step_kernel_config(call.p, current)) {
     cuda::recurrent_step(call.p, *config, nullptr);
   } else {
-    cuda::recurrent_step(call.p, cuda::current_device(), nullptr);
+    cuda::recurrent_step(call.p, current, nullptr);
   }
   synchronize();
   device.download();
@@ -209,6 +220,7 @@ inline void fold(const Case& c, Pool& pool, int32_t slot, std::optional<int32_t>
   p.batch = call.p.batch;
   p.state = device.state();
   p.channel_gate = call.p.channel_gate;
+  p.rounding = call.p.rounding;
   DeviceArray<int32_t> targets;
   if (target) {
     targets = std::vector<int32_t>{*target};
@@ -258,7 +270,7 @@ inline double copy_tolerance(const Case& c) {
   }
 }
 
-// What the kernels take, in every family, with every pair of types.
+// What the step kernel takes, in every family, with every pair of types.
 inline const std::vector<Case>& device_cases() {
   static const std::vector<Case> all = [] {
     constexpr auto m = Family::kMamba2, g = Family::kGatedDelta, k = Family::kKimiDelta;
@@ -286,6 +298,39 @@ inline const std::vector<Case>& device_cases() {
         {{m, 4, 1, 64, 128}, b16, f16, f32, false, 0, f8},
         {{g, 2, 1, 64, 128}, b16, b16, f32, false, 0, f8},
     };
+  }();
+  return all;
+}
+
+// And what it leaves to the general one: sizes, read copies, stochastic rounding.
+inline const std::vector<Case>& step_cases() {
+  static const std::vector<Case> all = [] {
+    constexpr auto m = Family::kMamba2, g = Family::kGatedDelta, k = Family::kKimiDelta;
+    constexpr auto f32 = DType::kFloat32, b16 = DType::kBFloat16, f16 = DType::kFloat16;
+    constexpr auto f8 = DType::kFloat8E4M3, i8 = DType::kInt8;
+    const std::vector<Case> general{
+        {{m, 9, 1, 5, 7}, f16, f32},
+        {{m, 4, 2, 64, 64}, b16, f32, b16, true},
+        {{m, 2, 2, 33, 256}, b16, f16},
+        {{g, 2, 1, 7, 7}, f32, f32},
+        {{g, 2, 2, 48, 96}, b16, f32, f32, true},
+        {{g, 2, 1, 31, 112}, b16, b16},
+        {{g, 4, 2, 64, 256}, b16, f32},
+        {{k, 2, 1, 1, 192}, b16, f32},
+        {{k, 2, 2, 64, 64}, f16, f16, f32, false, -5.0f},
+        {{k, 1, 1, 6, 300}, f32, f32},
+        {{g, 3, 3, 9, 1}, f16, f32},
+        {{m, 4, 1, 80, 128}, b16, f32, f32, true, 0, f16},
+        {{g, 2, 1, 64, 48}, b16, f32, f32, false, 0, i8},
+        {{k, 2, 1, 16, 128}, f32, f32, f32, false, 0, f8},
+        {{g, 2, 1, 24, 64}, f32, b16, f32, false, 0, b16},
+        {{m, 2, 1, 16, 128}, b16, b16, f32, false, 0, {}, 7},
+        {{g, 2, 1, 9, 20}, b16, f16, f32, false, 0, {}, 7},
+        {{k, 2, 1, 9, 64}, b16, b16, f32, false, 0, i8, 7},
+    };
+    std::vector<Case> list = device_cases();
+    list.insert(list.end(), general.begin(), general.end());
+    return list;
   }();
   return all;
 }

@@ -8,7 +8,7 @@ namespace {
 
 class CudaStep : public ::testing::TestWithParam<Case> {};
 
-INSTANTIATE_TEST_SUITE_P(Shapes, CudaStep, ::testing::ValuesIn(device_cases()),
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaStep, ::testing::ValuesIn(step_cases()),
                          [](const auto& info) { return "case" + std::to_string(info.index); });
 
 TEST_P(CudaStep, EveryRouteMatchesTheReference) {

@@ -8,7 +8,7 @@ namespace {
 
 class CudaWindow : public ::testing::TestWithParam<Case> {};
 
-INSTANTIATE_TEST_SUITE_P(Shapes, CudaWindow, ::testing::ValuesIn(device_cases()),
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaWindow, ::testing::ValuesIn(step_cases()),
                          [](const auto& info) { return "case" + std::to_string(info.index); });
 
 constexpr Route kReplayRoutes[] = {Route::kStateAndOutput, Route::kOutputOnly};

@@ -52,6 +52,11 @@ T __ldcg(const T* from) {
   return *from;
 }
 
+template <class T>
+void __stcs(T* to, T value) {
+  *to = value;
+}
+
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __fmul_rn(float x, float y) { return x * y; }

@@ -1,11 +1,13 @@
 // CUDA's runtime and the cursors' kernels on host memory: what tests of the decode step call.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "ops/cuda/cursors.h"
-#include "replay/cursor.h"
+#include "replay/step_plan.h"
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return posix_memalign(pointer, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -55,10 +57,22 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNot
 namespace replayssm::cuda {
 
 void begin_steps(const SequenceBatch& batch, Cursor* cursors, cudaStream_t) {
-  for (int64_t s = 0; s < batch.sequences; ++s)
-    if (batch.slot[s] >= 0)
-      begin_step(cursors[batch.slot[s]], batch.query_start[s + 1] - batch.query_start[s],
-                 batch.ring);
+  const auto count = static_cast<int32_t>(batch.sequences);
+  std::vector<SequencePlan> plans;
+  for (int32_t s = 0; s < count; ++s) {
+    const int32_t slot = batch.slot[s], token = batch.query_start[s];
+    const int32_t window = batch.query_start[s + 1] - token;
+    plans.push_back({.sequence = s, .slot = slot, .token = token, .window = window});
+    if (slot < 0) continue;
+    begin_step(cursors[slot], window, batch.ring);
+    plans.back() = plan_sequence(s, slot, token, window, cursors[slot], batch.ring);
+  }
+  if (batch.plan == nullptr) return;
+  const auto folds = [](const SequencePlan& plan) { return plan.folded > 0; };
+  const auto all = static_cast<int32_t>(std::ranges::count_if(plans, folds));
+  int32_t rank[2] = {};
+  for (const SequencePlan& plan : plans)
+    batch.plan[planned_place(folds(plan), rank[folds(plan)]++, all, count)] = plan;
 }
 void commit_steps(const SequenceBatch& batch, const int32_t* accepted, Route route, Cursor* cursors,
                   cudaStream_t) {

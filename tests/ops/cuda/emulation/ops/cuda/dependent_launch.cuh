@@ -6,6 +6,8 @@
 
 namespace replayssm::cuda {
 
+inline int multiprocessors(const char*) { return 132; }
+
 template <class... Params>
 void reserve_shared(const char*, void (*)(Params...), int) {}
 

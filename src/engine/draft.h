@@ -1,0 +1,65 @@
+// What speculative decoding asks of a drafter.
+//
+// A draft is a few tokens that may follow a sequence. They are computed together with its last
+// token, as one window of a forward pass, and as many are kept as the model itself would have
+// chosen.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace replayssm {
+
+struct Sequence;  // engine/scheduler.h
+
+struct Draft {
+  std::vector<int32_t> tokens;
+  // [tokens] the index of the token that each follows, before its own; -1 = the sequence's last
+  // token. The likeliest path comes first. Empty: each follows the one before it.
+  std::vector<int32_t> parent;
+  // [tokens] the distribution that each was drawn from, ids ascending; empty: nothing was drawn.
+  // Chains only.
+  std::vector<std::vector<std::pair<int32_t, double>>> probability;
+
+  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  int32_t parent_of(int64_t i) const {
+    return parent.empty() ? static_cast<int32_t>(i) - 1 : parent[i];
+  }
+  // Keeps the first `count` tokens.
+  void cut(int64_t count);
+};
+
+// How much of a request's drafts was accepted lately.
+struct Acceptance {
+  double rate = 0.6;  // of the tokens whose predecessors were accepted
+
+  void add(int64_t accepted, int64_t drafted) {
+    constexpr double kWeight = 0.1;
+    for (int64_t i = 0; i < accepted; ++i) rate += kWeight * (1 - rate);
+    if (accepted < drafted) rate -= kWeight * rate;
+  }
+};
+
+// What the last pass has computed of a sequence, and the draft that is wanted behind it.
+struct DraftRequest {
+  const Sequence* sequence = nullptr;  // with all that was accepted
+  std::span<const int32_t> rows{};     // packed tokens of the pass that were kept, in order
+  int64_t depth = 0;                   // most tokens on a path of the draft; 0 = none is wanted
+  Draft* draft = nullptr;              // empty
+};
+
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+
+  // Called once after every pass, with all of its sequences that go on. KV blocks of a sequence
+  // cover its tokens and `depth` more.
+  virtual void propose(std::span<const DraftRequest> requests) = 0;
+
+  // The request has ended.
+  virtual void forget(int64_t /*request*/) {}
+};
+
+}  // namespace replayssm

@@ -1,0 +1,91 @@
+// The engine's members; behind engine.h.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/memory_plan.h"
+#include "engine/pass_builder.h"
+#include "engine/scheduler.h"
+#include "engine/speculation.h"
+
+namespace replayssm {
+
+// Options with nothing left open, and the memory that passes need taken.
+EngineOptions checked(EngineOptions options, const Model& model);
+MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options);
+
+struct Engine::Impl {
+  Impl(Model& used_model, const Tokenizer* used_tokenizer, const EngineOptions& given)
+      : model(used_model),
+        tokenizer(used_tokenizer),
+        options(checked(given, used_model)),
+        paged(used_model.config().attention_layers() > 0),
+        plan(reserve_and_plan(used_model, options)),
+        slots(used_model.config(), options.ring, options.state_dtype, used_model.activation_dtype(),
+              static_cast<int32_t>(options.max_num_seqs), options.read_dtype, used_model.memory(),
+              snapshots_of(options)),
+        kv(used_model.config(), used_model.activation_dtype(), plan.kv_blocks, used_model.memory()),
+        prefixes(options.prefix_cache_bytes == 0
+                     ? nullptr
+                     : std::make_unique<PrefixCache>(slots, paged ? &kv : nullptr,
+                                                     options.prefix_cache_bytes,
+                                                     options.prefix_interval, model.memory())),
+        scheduler({options.max_num_seqs, options.max_num_batched_tokens, options.swap_bytes}, slots,
+                  paged ? &kv : nullptr, prefixes.get()),
+        tokens(options.max_num_seqs * options.ring.max_window) {
+    if (options.speculative) speculation.emplace(model, options, [this] { return state(); });
+    if (options.prepare) model.prepare(state(), options.max_num_seqs);
+  }
+
+  void check(const Request& request) const;
+  void fit_drafts(const Schedule& schedule);
+  void assign(const Schedule& schedule);
+  void forward(const Schedule& schedule);
+  PassOutput output_for(const Schedule& schedule);
+  std::span<const float> logits_row(int64_t row) const;
+  SampledToken choose(const Sequence& sequence, int64_t row,
+                      const std::vector<SampledToken>& chosen) const;
+  std::vector<Verdict> judge_all(const Schedule& schedule);
+  std::vector<RequestOutput> settle(const Schedule& schedule, std::vector<Verdict>& verdicts);
+  void commit(const Schedule& schedule, const std::vector<Verdict>& verdicts);
+  void draft(const Schedule& schedule, const std::vector<Verdict>& verdicts,
+             std::span<const bool> finished);
+  std::vector<RequestOutput> step();
+
+  StateView state() const {
+    return {.route = options.route,
+            .ring = options.ring,
+            .cursors = slots.cursors(),
+            .recurrent = slots.recurrent(),
+            .conv_inputs = slots.conv_inputs(),
+            .kv_keys = kv.keys(),
+            .kv_values = kv.values(),
+            .kv_block_size = KvPool::kBlockSize,
+            .snapshots = slots.snapshots()};
+  }
+
+  Model& model;
+  const Tokenizer* tokenizer;
+  EngineOptions options;
+  bool paged;  // the model has attention layers
+  MemoryPlan plan;
+  SlotPool slots;
+  KvPool kv;
+  std::unique_ptr<PrefixCache> prefixes;
+  Scheduler scheduler;
+  std::optional<Speculation> speculation;
+  // The pass at hand.
+  PassBuilder pass;
+  Batch batch;
+  Array<float> logits;          // [rows, vocab], grown to the most that were wanted
+  std::vector<int32_t> tokens;  // [rows]
+  std::vector<TokenDraw> draws;
+  bool has_tokens = false;  // it gives tokens, no logits
+  EngineStats stats;
+  int64_t next_id = 0;
+};
+
+}  // namespace replayssm

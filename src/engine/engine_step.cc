@@ -1,0 +1,284 @@
+// A step: one forward pass, the tokens it gives and what is kept of it.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "core/check.h"
+#include "engine/engine_impl.h"
+#include "replay/cursor.h"
+
+namespace replayssm {
+namespace {
+
+// Whether a draw is all that is asked for, from logits as they are or with penalties.
+bool is_plain(const SamplingParams& sampling) {
+  return sampling.logit_bias.empty() && sampling.logprobs < 0;
+}
+
+// Of the token `ahead` places behind the sequence's end.
+TokenDraw draw_of(const Sequence& sequence, int64_t ahead) {
+  const SamplingParams& sampling = sequence.sampling;
+  return {.temperature = sampling.temperature,
+          .top_p = sampling.top_p,
+          .min_p = sampling.min_p,
+          .top_k = sampling.top_k,
+          .seed = sampling.seed,
+          .position = sequence.size() + ahead,
+          .repetition_penalty = sampling.repetition_penalty,
+          .presence_penalty = sampling.presence_penalty,
+          .frequency_penalty = sampling.frequency_penalty,
+          .tokens = sequence.tokens,
+          .prompt_length = sequence.prompt_len};
+}
+
+}  // namespace
+
+// Drafts give way to what has to run.
+void Engine::Impl::fit_drafts(const Schedule& schedule) {
+  for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
+    Sequence& sequence = *schedule.windows[i].sequence;
+    const bool fits = i < schedule.decodes &&
+                      (!paged || kv.grow(sequence.blocks, sequence.size() + sequence.draft.size()));
+    if (!fits) sequence.draft = {};
+  }
+}
+
+// The batch of a schedule, decoding windows extended by their drafts.
+void Engine::Impl::assign(const Schedule& schedule) {
+  pass.clear();
+  bool drafted = false;
+  for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
+    const auto& [sequence, count] = schedule.windows[i];
+    pass.add(sequence->slot, sequence->computed, sequence->blocks, sequence->snapshot);
+    for (int64_t t = 0; t < count; ++t)
+      pass.push(sequence->tokens[sequence->computed + t], static_cast<int32_t>(t) - 1);
+    if (sequence->computed + count == sequence->size()) pass.want_logits();
+    for (int64_t t = 0; t < sequence->draft.size(); ++t) {
+      pass.push(sequence->draft.tokens[t], sequence->draft.parent_of(t) + 1);
+      pass.want_logits();
+    }
+    drafted = drafted || sequence->draft.size() > 0;
+  }
+  batch = pass.batch(schedule.decodes);
+  batch.deferred = drafted;
+  if (speculation) batch.keep_hidden = speculation->keep_hidden();
+}
+
+void Engine::Impl::forward(const Schedule& schedule) {
+  assign(schedule);
+  model.forward(batch, state(), output_for(schedule));
+}
+
+// Tokens where the model can give them, else logits.
+PassOutput Engine::Impl::output_for(const Schedule& schedule) {
+  bool greedy = true;
+  has_tokens = true;
+  draws.clear();
+  for (const auto& [sequence, count] : schedule.windows) {
+    if (sequence->computed + count < sequence->size()) continue;
+    const Draft& draft = sequence->draft;
+    draws.push_back(draw_of(*sequence, 0));
+    const bool penalties = draws.back().has_penalties();
+    greedy = greedy && sequence->sampling.temperature == 0 && !penalties;
+    // Penalties look at a draft's own tokens too.
+    has_tokens = has_tokens && is_plain(sequence->sampling) && !(penalties && draft.size() > 0) &&
+                 !(speculation && speculation->needs_logits(*sequence));
+    std::vector<int64_t> depth(draft.tokens.size(), 1);
+    for (int64_t i = 0; i < draft.size(); ++i) {
+      if (draft.parent_of(i) >= 0) depth[i] += depth[draft.parent_of(i)];
+      draws.push_back(draw_of(*sequence, depth[i]));
+    }
+  }
+  has_tokens = has_tokens && (greedy || model.draws_tokens());
+  if (!has_tokens) {
+    const int64_t count = pass.logits() * model.config().vocab_size;
+    if (logits.size() < count) logits = Array<float>(count);
+    return {.logits = logits.data()};
+  }
+  if (greedy) draws.clear();
+  return {.tokens = tokens.data(), .draws = draws};
+}
+
+std::span<const float> Engine::Impl::logits_row(int64_t row) const {
+  const int64_t vocab = model.config().vocab_size;
+  return {logits.data() + row * vocab, static_cast<size_t>(vocab)};
+}
+
+// The token behind a sequence and those chosen already, whose logits are row `row` of the pass.
+SampledToken Engine::Impl::choose(const Sequence& sequence, int64_t row,
+                                  const std::vector<SampledToken>& chosen) const {
+  if (has_tokens) {
+    if (tokens[row] < 0) fail("logits: expected a largest one, got NaN or none that is finite");
+    return {.id = tokens[row]};
+  }
+  const auto position = sequence.size() + std::ssize(chosen);
+  if (chosen.empty()) {
+    return sample(logits_row(row), sequence.sampling, sequence.prompt(), sequence.output(),
+                  position);
+  }
+  std::vector<int32_t> output(sequence.output().begin(), sequence.output().end());
+  for (const SampledToken& token : chosen) output.push_back(token.id);
+  return sample(logits_row(row), sequence.sampling, sequence.prompt(), output, position);
+}
+
+// The next tokens of every sequence whose tokens are all computed; none for the others.
+std::vector<Verdict> Engine::Impl::judge_all(const Schedule& schedule) {
+  std::vector<Verdict> verdicts;
+  int64_t first = 0;  // row of logits
+  for (const Window& window : schedule.windows) {
+    const Sequence& sequence = *window.sequence;
+    Verdict& verdict = verdicts.emplace_back();
+    if (sequence.computed + window.tokens < sequence.size()) continue;
+    const auto choose_behind = [&](int64_t row, const std::vector<SampledToken>& chosen) {
+      return choose(sequence, first + row, chosen);
+    };
+    try {
+      if (speculation && sequence.draft.size() > 0) {
+        verdict = speculation->judge(sequence, choose_behind,
+                                     [&](int64_t row) { return logits_row(first + row); });
+      } else {
+        verdict = follow_draft({}, choose_behind);
+      }
+    } catch (const Error& error) {
+      const int64_t id = sequence.id, position = sequence.size();
+      for (const Window& other : schedule.windows) scheduler.preempt(other.sequence->id);
+      scheduler.remove(id);
+      if (speculation) speculation->forget(id);
+      fail("request ", id, ", position ", position, ": ", error.what());
+    }
+    first += 1 + sequence.draft.size();
+  }
+  return verdicts;
+}
+
+// Gives the sequences their tokens, up to where they end, and cuts the verdicts there.
+std::vector<RequestOutput> Engine::Impl::settle(const Schedule& schedule,
+                                                std::vector<Verdict>& verdicts) {
+  std::vector<RequestOutput> outputs;
+  for (size_t i = 0; i < schedule.windows.size(); ++i) {
+    Sequence& sequence = *schedule.windows[i].sequence;
+    Verdict& verdict = verdicts[i];
+    size_t kept = 0;
+    bool ended = false;
+    while (kept < verdict.tokens.size() && !ended) {
+      SampledToken& token = verdict.tokens[kept++];
+      sequence.tokens.push_back(token.id);
+      outputs.push_back(finish_token(sequence.id, std::move(token),
+                                     sequence.size() - sequence.prompt_len, sequence.rule,
+                                     sequence.text ? &*sequence.text : nullptr));
+      outputs.back().cached_tokens = sequence.cached;
+      ended = outputs.back().finish != FinishReason::kNone;
+    }
+    verdict.tokens.resize(kept);
+    verdict.rows.resize(kept);
+  }
+  return outputs;
+}
+
+// Counts what the pass has computed, and keeps of the drafted windows what was accepted.
+void Engine::Impl::commit(const Schedule& schedule, const std::vector<Verdict>& verdicts) {
+  std::vector<int32_t> accepted, path;
+  bool moves = false;
+  for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
+    const auto& [sequence, count] = schedule.windows[i];
+    const bool decodes = i < schedule.decodes;
+    const int64_t kept = decodes ? std::ssize(verdicts[i].rows) : count;
+    (decodes ? stats.decode_tokens : stats.prefill_tokens) += kept;
+    sequence->computed += kept;
+    sequence->prefilling = verdicts[i].tokens.empty();
+    if (!decodes) {
+      commit_prefill(sequence->cursor, count, options.ring);
+      scheduler.prefilled(*sequence);
+      continue;
+    }
+    begin_step(sequence->cursor, count + sequence->draft.size(), options.ring);
+    stats.folds += sequence->cursor.fold_count > 0;
+    commit_step(sequence->cursor, kept, options.route);
+    if (options.speculative && options.speculative->snapshots)
+      sequence->snapshot = verdicts[i].rows.back();
+    if (speculation) speculation->count(*sequence, kept);
+    if (!batch.deferred) continue;
+    accepted.push_back(static_cast<int32_t>(kept));
+    path.insert(path.end(), verdicts[i].rows.begin(), verdicts[i].rows.end());
+    moves = moves || verdicts[i].rows.back() != kept - 1;
+    path.resize(static_cast<size_t>(batch.query_start[i + 1]));
+  }
+  if (!batch.deferred) return;
+  path.resize(batch.token_ids.size());
+  WindowCommit commit{.accepted = accepted};
+  if (moves) commit.path = path;
+  model.commit(batch, commit, state());
+}
+
+// Drafts behind all sequences that go on.
+void Engine::Impl::draft(const Schedule& schedule, const std::vector<Verdict>& verdicts,
+                         std::span<const bool> finished) {
+  std::vector<DraftRequest> requests;
+  std::vector<int32_t> rows;
+  rows.reserve(batch.token_ids.size());
+  for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
+    const auto& [sequence, count] = schedule.windows[i];
+    sequence->draft = {};
+    if (finished[i]) continue;
+    const auto first = static_cast<int64_t>(rows.size());
+    for (int32_t row = 0; row < (i < schedule.decodes ? std::ssize(verdicts[i].rows) : count);
+         ++row) {
+      const int32_t at = i < schedule.decodes ? verdicts[i].rows[row] : row;
+      rows.push_back(batch.query_start[i] + at);
+    }
+    int64_t depth = sequence->prefilling ? 0 : speculation->most_depth(*sequence);
+    if (paged && !kv.grow(sequence->blocks, sequence->size() + depth)) depth = 0;
+    requests.push_back({.sequence = sequence,
+                        .rows = std::span(rows).subspan(first),
+                        .depth = depth,
+                        .draft = &sequence->draft});
+  }
+  speculation->propose(requests);
+}
+
+std::vector<RequestOutput> Engine::Impl::step() {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds = [](Clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+  };
+  const Schedule schedule = scheduler.next();
+  if (schedule.windows.empty()) return {};
+  if (speculation) fit_drafts(schedule);
+  const auto start = Clock::now();
+  try {
+    forward(schedule);
+  } catch (...) {
+    for (const Window& window : schedule.windows) scheduler.preempt(window.sequence->id);
+    throw;
+  }
+  std::vector<Verdict> verdicts = judge_all(schedule);
+  const auto judged = Clock::now();
+  std::vector<RequestOutput> outputs = settle(schedule, verdicts);
+  const auto settled = Clock::now();
+  commit(schedule, verdicts);
+  const auto committed = Clock::now();
+  ++stats.steps;
+  std::unique_ptr<bool[]> finished(new bool[schedule.windows.size()]());
+  size_t at = 0;
+  for (size_t i = 0; i < schedule.windows.size(); ++i) {
+    at += verdicts[i].tokens.size();
+    finished[i] = !verdicts[i].tokens.empty() && outputs[at - 1].finish != FinishReason::kNone;
+  }
+  if (speculation) {
+    speculation->time_commit(seconds(committed - settled));
+    if (schedule.decodes == std::ssize(schedule.windows))
+      speculation->time_pass(schedule.decodes, pass.tokens(),
+                             seconds(judged - start) + seconds(committed - settled));
+    draft(schedule, verdicts, {finished.get(), schedule.windows.size()});
+    stats.speculation = speculation->stats();
+  }
+  for (size_t i = 0; i < schedule.windows.size(); ++i) {
+    const int64_t id = schedule.windows[i].sequence->id;
+    if (!finished[i]) continue;
+    scheduler.remove(id);
+    if (speculation) speculation->forget(id);
+  }
+  return outputs;
+}
+
+}  // namespace replayssm

@@ -1,0 +1,129 @@
+#include "engine/head_drafter.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.h"
+#include "core/philox.h"
+#include "engine/scheduler.h"
+#include "engine/verify.h"
+
+namespace replayssm {
+
+void HeadDrafter::propose(std::span<const DraftRequest> requests) {
+  if (requests.empty()) return;
+  siblings_.clear();
+  catch_up(requests);
+  int64_t deepest = 0;
+  for (const DraftRequest& request : requests) deepest = std::max(deepest, request.depth);
+  for (int64_t depth = 1; depth < deepest; ++depth) go_on(depth);
+  // The likeliest path comes first.
+  for (const auto& [draft, token, parent] : siblings_) {
+    if (draft->parent.empty()) {
+      draft->parent.resize(draft->tokens.size());
+      std::iota(draft->parent.begin(), draft->parent.end(), -1);
+    }
+    draft->tokens.push_back(token);
+    draft->parent.push_back(parent);
+  }
+}
+
+// Runs what the last pass has kept through the head; every sequence's last position gives its first
+// draft.
+void HeadDrafter::catch_up(std::span<const DraftRequest> requests) {
+  pass_.clear();
+  open_.clear();
+  std::vector<int32_t> hidden_row;
+  int64_t decodes = 0;
+  // Short windows first, as a pass wants them.
+  std::vector<const DraftRequest*> order;
+  for (const DraftRequest& request : requests) order.push_back(&request);
+  const auto is_short = [&](const DraftRequest* request) {
+    return std::ssize(request->rows) <= config_.max_window();
+  };
+  decodes = std::ranges::stable_partition(order, is_short).begin() - order.begin();
+  for (const DraftRequest* request : order) {
+    const Sequence& sequence = *request->sequence;
+    const int64_t position = sequence.computed - std::ssize(request->rows);
+    pass_.add(sequence.slot, position, sequence.blocks);
+    for (int64_t i = 0; i < std::ssize(request->rows); ++i) {
+      pass_.push(sequence.tokens[position + i + 1], static_cast<int32_t>(i) - 1);
+      hidden_row.push_back(request->rows[i]);
+    }
+    if (request->depth == 0) continue;
+    pass_.want_logits();
+    open_.push_back(request);
+  }
+  run(false, hidden_row, decodes);
+}
+
+// One more draft of each that is to be deeper.
+void HeadDrafter::go_on(int64_t depth) {
+  pass_.clear();
+  std::vector<const DraftRequest*> deeper;
+  std::vector<int32_t> hidden_row;
+  for (size_t i = 0; i < open_.size(); ++i) {
+    const DraftRequest* request = open_[i];
+    // A head that told no token ends the draft.
+    if (request->depth <= depth || request->draft->size() < depth) continue;
+    const Sequence& sequence = *request->sequence;
+    pass_.add(sequence.slot, sequence.computed + depth - 1, sequence.blocks);
+    pass_.push(request->draft->tokens[depth - 1], -1);
+    pass_.want_logits();
+    hidden_row.push_back(static_cast<int32_t>(i));
+    deeper.push_back(request);
+  }
+  open_ = std::move(deeper);
+  if (!open_.empty()) run(true, hidden_row, pass_.sequences());
+}
+
+void HeadDrafter::run(bool recycled, std::span<const int32_t> hidden_row, int64_t decodes) {
+  const int64_t vocab = model_.config().vocab_size, rows = pass_.logits();
+  const HeadBatch batch{
+      .batch = pass_.batch(decodes), .hidden_row = hidden_row, .recycled = recycled};
+  const bool any_drawn =
+      config_.sampled && std::ranges::any_of(open_, [](const DraftRequest* request) {
+        return request->sequence->sampling.temperature > 0;
+      });
+  const bool wants_logits = any_drawn || config_.tree_width > 1;
+  tokens_.assign(static_cast<size_t>(rows), -1);
+  if (wants_logits) {
+    logits_.resize(static_cast<size_t>(rows * vocab));
+    model_.draft(batch, state_(), {.logits = logits_.data()});
+  } else {
+    model_.draft(batch, state_(), {.tokens = tokens_.data()});
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    if (wants_logits) {
+      extend(row, *open_[row]);
+    } else if (tokens_[row] >= 0) {
+      open_[row]->draft->tokens.push_back(tokens_[row]);
+    }
+  }
+}
+
+// Takes the next token, and whatever else the draft is to hold of them, from logits.
+void HeadDrafter::extend(int64_t row, const DraftRequest& request) {
+  const int64_t vocab = model_.config().vocab_size;
+  const std::span<const float> logits(logits_.data() + row * vocab, static_cast<size_t>(vocab));
+  const Sequence& sequence = *request.sequence;
+  Draft& draft = *request.draft;
+  const SamplingParams& sampling = sequence.sampling;
+  if (config_.sampled && sampling.temperature > 0) {
+    auto q = distribution(logits, sampling, sequence.prompt(), sequence.output());
+    const int64_t position = sequence.size() + draft.size();
+    draft.tokens.push_back(draw_from(q, uniform(sampling.seed, position, kDraftStream)));
+    draft.probability.push_back(std::move(q));
+    return;
+  }
+  // A tree: beside every token of the path, the next likeliest ones.
+  const SamplingParams likeliest{.logprobs = static_cast<int32_t>(config_.tree_width)};
+  const SampledToken token = sample(logits, likeliest, {}, {}, 0);
+  const auto parent = static_cast<int32_t>(draft.size()) - 1;
+  for (const auto& [id, logprob] : token.top_logprobs) {
+    if (id != token.id && config_.tree_width > 1) siblings_.emplace_back(&draft, id, parent);
+  }
+  draft.tokens.push_back(token.id);
+}
+
+}  // namespace replayssm

@@ -1,0 +1,90 @@
+#include "engine/verify.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "core/philox.h"
+
+namespace replayssm {
+namespace {
+
+// Of ascending ids.
+double probability_of(std::span<const std::pair<int32_t, double>> weights, int32_t id) {
+  const auto at = std::ranges::lower_bound(weights, id, {}, &std::pair<int32_t, double>::first);
+  return at != weights.end() && at->first == id ? at->second : 0;
+}
+
+// The draft's token behind a row that is `id`; -1 where there is none.
+int64_t child_of(const Draft& draft, int64_t row, int32_t id) {
+  for (int64_t i = row; i < draft.size(); ++i) {  // parents come before their children
+    if (draft.parent_of(i) == row - 1 && draft.tokens[i] == id) return i;
+  }
+  return -1;
+}
+
+}  // namespace
+
+void Draft::cut(int64_t count) {
+  if (count >= size()) return;
+  tokens.resize(static_cast<size_t>(count));
+  if (!parent.empty()) parent.resize(static_cast<size_t>(count));
+  if (!probability.empty()) probability.resize(static_cast<size_t>(count));
+}
+
+Verdict follow_draft(const Draft& draft, const ChooseToken& choose) {
+  Verdict verdict;
+  for (int64_t row = 0; row >= 0;) {
+    SampledToken token;
+    try {
+      token = choose(row, verdict.tokens);
+    } catch (const Error&) {
+      if (row == 0) throw;
+      break;
+    }
+    verdict.rows.push_back(static_cast<int32_t>(row));
+    verdict.tokens.push_back(std::move(token));
+    const int64_t child = child_of(draft, row, verdict.tokens.back().id);
+    row = child < 0 ? -1 : child + 1;
+  }
+  return verdict;
+}
+
+Rejection reject_or_accept(std::span<const std::pair<int32_t, double>> p,
+                           std::span<const std::pair<int32_t, double>> q, int32_t drafted,
+                           uint64_t seed, int64_t position) {
+  const double ratio = probability_of(p, drafted) / probability_of(q, drafted);
+  if (uniform(seed, position, kAcceptStream) < ratio) return {true, drafted};
+  std::vector<std::pair<int32_t, double>> rest;
+  for (const auto& [id, value] : p) {
+    const double more = value - probability_of(q, id);
+    if (more > 0) rest.emplace_back(id, more);
+  }
+  // Rounding alone can leave nothing, where p and q are the same.
+  const double random = uniform(seed, position);
+  return {false, rest.empty() ? draw_from(p, random) : draw_from(rest, random)};
+}
+
+SimulatedAcceptance::SimulatedAcceptance(double length, int64_t drafts) {
+  const auto mean = [&](double p) {
+    double sum = 0, reached = 1;
+    for (int64_t i = 0; i < drafts; ++i) sum += reached *= p;
+    return sum;
+  };
+  double low = 0, high = 1;
+  constexpr int kBisections = 60;
+  for (int i = 0; i < kBisections; ++i) {
+    probability_ = (low + high) / 2;
+    (mean(probability_) < length - 1 ? low : high) = probability_;
+  }
+}
+
+int64_t SimulatedAcceptance::draw(int64_t drafted, uint64_t seed, int64_t position) const {
+  const double random = uniform(seed, position, kSimulationStream);
+  int64_t accepted = 0;
+  for (double reached = probability_; accepted < drafted && random < reached; ++accepted)
+    reached *= probability_;
+  return accepted;
+}
+
+}  // namespace replayssm
