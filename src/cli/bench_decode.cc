@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <span>
@@ -140,11 +141,9 @@ void RouteRun::prefill(const std::vector<int32_t>& prompts) {
 Block RouteRun::run(int64_t steps) {
   model_.stage_times() = {};
   const auto start = Clock::now();
-  for (int64_t step = 0; step < steps; ++step) {
-    const auto tokens = rows_->decode_greedy(next_);
-    if (std::ranges::count(tokens, -1) > 0) fail("step ", step, ": logits that are no numbers");
-    next_.assign(tokens.begin(), tokens.end());
-  }
+  const auto tokens = rows_->decode_greedy(next_, steps);
+  if (std::ranges::count(tokens, -1) > 0) fail("logits that are no numbers");
+  next_.assign(tokens.begin(), tokens.end());
   const auto count = static_cast<double>(steps);
   Block block{.ms = milliseconds(Clock::now() - start) / count, .stages = {}};
   for (const Stage stage : kStages) {
@@ -368,6 +367,13 @@ DecodeReport measure(const DecodeOptions& options, const LoadedModel& loaded) {
 }  // namespace
 
 void bench_decode(const DecodeOptions& options) {
+  if (!options.plot.empty() && options.sweep.empty())
+    fail("--plot: expected with --sweep, the batch sizes of the figure");
+  std::ofstream plot;
+  if (!options.plot.empty()) {
+    plot.open(options.plot);
+    if (!plot) fail("--plot: cannot write to ", options.plot.string());
+  }
   const auto folder = find_model(options.model);
   const LoadedModel loaded = load_model(folder, options.model);
   const std::vector<int64_t> sizes =
@@ -381,6 +387,8 @@ void bench_decode(const DecodeOptions& options) {
   }
   if (options.sweep.empty()) return print(options.json ? json(reports[0]) : table(reports[0]));
   print(options.json ? sweep_json(reports) : sweep_table(reports));
+  if (!options.plot.empty() && !(plot << sweep_plot(reports) << std::flush))
+    fail("--plot: cannot write to ", options.plot.string());
 }
 
 }  // namespace replayssm::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <vector>
 
 #include "cli/options.h"
@@ -20,6 +21,7 @@ struct DecodeOptions {
   int64_t repeats = 3;
   int64_t prompt_len = 32;
   bool json = false;
+  std::filesystem::path plot{};  // where the sweep's figure goes; empty: nowhere
 };
 
 void bench_decode(const DecodeOptions& options);

@@ -124,6 +124,8 @@ void add_bench_decode(CLI::App& parent, Command& command) {
          },
          "These batch sizes one after another, a row of the table each")
       ->type_name("N,N,...");
+  app.add_option("--plot", options->plot, "Also draws the sweep into this file, as SVG")
+      ->type_name("FILE");
   add_number(app, "--num-steps", options->num_steps, 1, kMostTokens,
              "Measured steps per route and repeat, rounded up to whole flush cycles");
   add_number(app, "--warmup-steps", options->warmup_steps, 0, kMostTokens,

@@ -39,8 +39,9 @@ struct DecodeReport {
 std::string table(const DecodeReport& report);
 std::string json(const DecodeReport& report);
 
-// Several batch sizes: a row each, or all reports as a list.
+// Several batch sizes: a row each, all reports as a list, or a figure (SVG).
 std::string sweep_table(const std::vector<DecodeReport>& reports);
 std::string sweep_json(const std::vector<DecodeReport>& reports);
+std::string sweep_plot(const std::vector<DecodeReport>& reports);
 
 }  // namespace replayssm::cli

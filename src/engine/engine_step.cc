@@ -10,10 +10,9 @@
 namespace replayssm {
 namespace {
 
-// Whether the token depends on nothing but the logits and a draw, and nothing else is asked for.
+// Whether a draw is all that is asked for, from logits as they are or with penalties.
 bool is_plain(const SamplingParams& sampling) {
-  return sampling.repetition_penalty == 1 && sampling.presence_penalty == 0 &&
-         sampling.frequency_penalty == 0 && sampling.logit_bias.empty() && sampling.logprobs < 0;
+  return sampling.logit_bias.empty() && sampling.logprobs < 0;
 }
 
 // Of the token `ahead` places behind the sequence's end.
@@ -24,7 +23,12 @@ TokenDraw draw_of(const Sequence& sequence, int64_t ahead) {
           .min_p = sampling.min_p,
           .top_k = sampling.top_k,
           .seed = sampling.seed,
-          .position = sequence.size() + ahead};
+          .position = sequence.size() + ahead,
+          .repetition_penalty = sampling.repetition_penalty,
+          .presence_penalty = sampling.presence_penalty,
+          .frequency_penalty = sampling.frequency_penalty,
+          .tokens = sequence.tokens,
+          .prompt_length = sequence.prompt_len};
 }
 
 }  // namespace
@@ -72,11 +76,14 @@ PassOutput Engine::Impl::output_for(const Schedule& schedule) {
   draws.clear();
   for (const auto& [sequence, count] : schedule.windows) {
     if (sequence->computed + count < sequence->size()) continue;
-    greedy = greedy && sequence->sampling.temperature == 0;
-    has_tokens = has_tokens && is_plain(sequence->sampling) && !sequence->constraint &&
-                 !(speculation && speculation->needs_logits(*sequence));
-    draws.push_back(draw_of(*sequence, 0));
     const Draft& draft = sequence->draft;
+    draws.push_back(draw_of(*sequence, 0));
+    const bool penalties = draws.back().has_penalties();
+    greedy = greedy && sequence->sampling.temperature == 0 && !penalties;
+    // Penalties look at a draft's own tokens too.
+    has_tokens = has_tokens && is_plain(sequence->sampling) && !sequence->constraint &&
+                 !(penalties && draft.size() > 0) &&
+                 !(speculation && speculation->needs_logits(*sequence));
     std::vector<int64_t> depth(draft.tokens.size(), 1);
     for (int64_t i = 0; i < draft.size(); ++i) {
       if (draft.parent_of(i) >= 0) depth[i] += depth[draft.parent_of(i)];

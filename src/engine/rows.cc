@@ -72,24 +72,30 @@ void Rows::forward(int64_t decodes, std::span<const int32_t> wanted, const PassO
   REPLAYSSM_CHECK(
       !output.logits || std::ssize(wanted) * model_.config().vocab_size <= logits_.size(),
       "wanted=", wanted.size());
-  model_.forward({.token_ids = token_ids_,
-                  .query_start = query_start_,
-                  .slot = slot_,
-                  .position = position_,
-                  .block_table = block_table_,
-                  .block_table_stride = block_table_stride_,
-                  .decodes = decodes,
-                  .logit_tokens = wanted},
-                 {.route = route_,
-                  .ring = ring_,
-                  .cursors = slots_.cursors(),
-                  .recurrent = slots_.recurrent(),
-                  .conv_inputs = slots_.conv_inputs(),
-                  .kv_keys = kv_.keys(),
-                  .kv_values = kv_.values(),
-                  .kv_block_size = KvPool::kBlockSize,
-                  .emulation = emulation_},
-                 output);
+  model_.forward(batch(decodes, wanted), state(), output);
+}
+
+Batch Rows::batch(int64_t decodes, std::span<const int32_t> wanted) const {
+  return {.token_ids = token_ids_,
+          .query_start = query_start_,
+          .slot = slot_,
+          .position = position_,
+          .block_table = block_table_,
+          .block_table_stride = block_table_stride_,
+          .decodes = decodes,
+          .logit_tokens = wanted};
+}
+
+StateView Rows::state() const {
+  return {.route = route_,
+          .ring = ring_,
+          .cursors = slots_.cursors(),
+          .recurrent = slots_.recurrent(),
+          .conv_inputs = slots_.conv_inputs(),
+          .kv_keys = kv_.keys(),
+          .kv_values = kv_.values(),
+          .kv_block_size = KvPool::kBlockSize,
+          .emulation = emulation_};
 }
 
 std::span<const float> Rows::prefill(std::span<const RowTokens> prompts,
@@ -120,6 +126,35 @@ std::span<const int32_t> Rows::decode_greedy(std::span<const int32_t> tokens) {
   pack_step(tokens);
   likeliest_.resize(tokens.size());
   forward(std::ssize(tokens), wanted_, {.tokens = likeliest_.data()});
+  return likeliest_;
+}
+
+std::span<const int32_t> Rows::decode_greedy(std::span<const int32_t> tokens, int64_t steps) {
+  if (!model_.runs_behind()) {
+    std::vector<int32_t> next(tokens.begin(), tokens.end());
+    for (int64_t step = 0; step < steps; ++step) {
+      const auto given = decode_greedy(next);
+      if (std::ranges::count(given, -1) > 0) break;
+      next.assign(given.begin(), given.end());
+    }
+    return likeliest_;
+  }
+  std::vector<int32_t> given(tokens.size());
+  for (size_t row = 0; row < given.size(); ++row) given[row] = -2 - static_cast<int32_t>(row);
+  likeliest_.resize(tokens.size());
+  behind_.resize(tokens.size());
+  bool valid = true;
+  for (int64_t step = 0; step < steps; ++step) {
+    pack_step(step == 0 ? tokens : given);
+    // The tokens of this step and those of the one before it.
+    std::swap(likeliest_, behind_);
+    model_.start(batch(std::ssize(tokens), wanted_), state(), {.tokens = likeliest_.data()});
+    if (step == 0) continue;
+    model_.finish();
+    valid = valid && std::ranges::count(behind_, -1) == 0;
+  }
+  if (steps > 0) model_.finish();
+  if (!valid) likeliest_[0] = -1;
   return likeliest_;
 }
 

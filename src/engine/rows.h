@@ -46,6 +46,10 @@ class Rows {
 
   // The next token's likeliest successor of every row, without its logits.
   std::span<const int32_t> decode_greedy(std::span<const int32_t> tokens);
+  // So many such steps, each with the tokens of the one before; returns the last one's. -1 stands
+  // for logits that are no numbers. Where the model runs behind the host, a step begins before the
+  // tokens of the one before have been read.
+  std::span<const int32_t> decode_greedy(std::span<const int32_t> tokens, int64_t steps);
 
   // The row's next flush comes when its ring would hold more than `limit` tokens.
   void set_ring_limit(int64_t row, int32_t limit);
@@ -55,6 +59,8 @@ class Rows {
   void pack(std::span<const RowTokens> windows);
   void forward(int64_t decodes, std::span<const int32_t> wanted, const PassOutput& output);
   void pack_step(std::span<const int32_t> tokens);
+  Batch batch(int64_t decodes, std::span<const int32_t> wanted) const;
+  StateView state() const;
 
   Model& model_;
   Route route_;
@@ -65,7 +71,7 @@ class Rows {
   std::vector<std::vector<int32_t>> tables_;  // KV blocks of each row
   std::vector<int64_t> computed_;             // tokens that each row holds
   Array<float> logits_;
-  std::vector<int32_t> likeliest_;
+  std::vector<int32_t> likeliest_, behind_;
   // The batch at hand.
   std::vector<int32_t> token_ids_, query_start_, slot_, block_table_, wanted_;
   std::vector<int64_t> position_;

@@ -133,6 +133,7 @@ struct PassArrays {
   const int64_t* position = nullptr;
   const int32_t* block_table = nullptr;
   const int32_t* logit_tokens = nullptr;
+  const int32_t* drawn = nullptr;  // by the pass before: what ids of -2 - r stand for
   int64_t block_table_stride = 0;
   int64_t block_size = 0;
   int64_t longest_window = 0;  // of the prefilling sequences
@@ -161,6 +162,12 @@ class Backend {
   virtual void embed(const void* table, const int32_t* ids, int64_t rows, int64_t dim, float scale,
                      float* out) = 0;
   virtual void add_norm(const AddNormParams& params) = 0;
+  // norm.delta = product x, then add_norm, in one: norm.y is then for products alone. Returns
+  // false, with nothing done, where that takes a call for each.
+  virtual bool product_add_norm(const Product& /*product*/, const void* /*x*/,
+                                const AddNormParams& /*norm*/) {
+    return false;
+  }
   virtual void gated_norm(const GatedNormParams& params) = 0;
   // y = gate(up x), timed.
   virtual void gated_product(const GatedProductParams& params) = 0;
@@ -192,6 +199,9 @@ class Backend {
   // y += sigmoid(gate) * x, gate: [rows] or null for a factor of 1.
   virtual void add_gated(const float* x, const float* gate, int64_t rows, int64_t dim,
                          float* y) = 0;
+
+  // What work is enqueued on; null where it is done at once.
+  virtual void* stream_handle() const { return nullptr; }
 
   // The time between these calls is a stage's.
   virtual void start_stage() = 0;

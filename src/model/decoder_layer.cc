@@ -38,7 +38,7 @@ void mix_channels(const DecoderLayer& layer, Residual& residual, Context& contex
   float* wide = layer.moe ? context.normed_wide.get(count) : nullptr;
   const void* x = residual.normed(layer.channel_norm, wide);
   float* delta = context.delta.get(count);
-  if (layer.mlp) layer.mlp->forward(x, context.tokens(), delta, context);
+  if (layer.mlp) layer.mlp->forward(x, context.tokens(), delta, true, context);
   if (layer.moe) layer.moe->forward(x, wide, delta, context);
   residual.add(delta, output_scale(context.config, layer.kind.channel_mix));
 }

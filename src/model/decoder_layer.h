@@ -73,10 +73,7 @@ class Residual {
             .eps = context_.config.norm_eps,
             .y = context_.normed.get(rows * size_ * context_.element_bytes())};
   }
-  void run(const AddNormParams& params) {
-    const StageTimer timer(context_, Stage::kNorm);
-    context_.backend.add_norm(params);
-  }
+  void run(const AddNormParams& params) { add_norm(params, context_); }
 
   Context& context_;
   float* hidden_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "model/layers.h"
 
@@ -56,9 +57,51 @@ ProductPtr pack_product(const std::vector<const Tensor*>& blocks, int64_t in_fea
                                        .dtype = context.dtype()});
 }
 
+namespace {
+
+void run_pending(Context& context) {
+  const PendingProduct p = std::exchange(context.pending, {});
+  if (p.product) project(*p.product, p.x, p.rows, p.y, context);
+}
+
+// What the ranks' layers give.
+void sum_over_ranks(const AddNormParams& params, Context& context) {
+  const StageTimer timer(context, Stage::kOther);
+  const int64_t rows = params.row_index ? params.hidden_rows : params.rows;
+  for (const float* part : {params.delta, params.second}) {
+    if (part) {
+      context.communicator->all_reduce(const_cast<float*>(part), rows * params.dim,
+                                       context.backend.stream_handle());
+    }
+  }
+}
+
+}  // namespace
+
 void project(const Product& product, const void* x, int64_t rows, float* y, Context& context) {
+  run_pending(context);
   const StageTimer timer(context, Stage::kMatmul);
   product.apply(x, product.in_features(), rows, y, product.out_features());
+}
+
+void project_last(const Product& product, const void* x, int64_t rows, float* y, Context& context) {
+  run_pending(context);
+  context.pending = {&product, x, rows, y};
+}
+
+void add_norm(const AddNormParams& params, Context& context) {
+  const PendingProduct& p = context.pending;
+  if (!context.communicator && p.product && p.y == params.delta) {
+    const StageTimer timer(context, Stage::kMatmul);
+    if (context.backend.product_add_norm(*p.product, p.x, params)) {
+      context.pending = {};
+      return;
+    }
+  }
+  run_pending(context);
+  if (context.communicator) sum_over_ranks(params, context);
+  const StageTimer timer(context, Stage::kNorm);
+  context.backend.add_norm(params);
 }
 
 AttentionLayer::AttentionLayer(const AttentionWeights& weights, Context& context)
@@ -107,7 +150,7 @@ void AttentionLayer::forward(int64_t index, const void* normed, float* delta,
                             .block_size = context.state->kv_block_size,
                             .out = out});
   }
-  project(*out_proj_, out, tokens, delta, context);
+  project_last(*out_proj_, out, tokens, delta, context);
 }
 
 MlpGate mlp_gate_of(const ModelConfig& config) {
@@ -122,7 +165,7 @@ MlpLayer::MlpLayer(const MlpWeights& weights, int64_t in_features, Context& cont
   down_ = pack_product({&weights.down}, intermediate_, context, floats_of(weights.down_bias));
 }
 
-void MlpLayer::forward(const void* x, int64_t rows, float* y, Context& context) const {
+void MlpLayer::forward(const void* x, int64_t rows, float* y, bool last, Context& context) const {
   float* up = context.projected.get(rows * up_->out_features());
   std::byte* activated = context.activated.get(rows * intermediate_ * context.element_bytes());
   context.backend.gated_product({.up = up_.get(),
@@ -133,7 +176,7 @@ void MlpLayer::forward(const void* x, int64_t rows, float* y, Context& context) 
                                  .product = up,
                                  .dim = intermediate_,
                                  .y = activated});
-  project(*down_, activated, rows, y, context);
+  (last ? project_last : project)(*down_, activated, rows, y, context);
 }
 
 }  // namespace replayssm

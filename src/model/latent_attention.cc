@@ -97,7 +97,7 @@ void LatentAttentionLayer::forward(int64_t index, const void* normed, float* del
   }
   std::byte* mixed = context.rounded.get(tokens * values * context.element_bytes());
   context.backend.round_rows(read_values, values, tokens, values, mixed);
-  project(*out_proj_, mixed, tokens, delta, context);
+  project_last(*out_proj_, mixed, tokens, delta, context);
 }
 
 }  // namespace replayssm

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "model/sharding.h"
 
 namespace replayssm {
 namespace {
@@ -47,6 +48,7 @@ int64_t LayerStack::weight_bytes() const {
 void LayerStack::run(Context& context, KeepHidden keep_hidden, float* logits) const {
   const PassArrays& arrays = context.arrays;
   const ModelConfig& config = context.config;
+  context.pending = {};
   context.backend.begin_pass(arrays, *context.state);
   float* hidden = context.hidden.get(arrays.tokens * config.hidden_size);
   embed(context, hidden);
@@ -71,6 +73,7 @@ void LayerStack::run(Context& context, KeepHidden keep_hidden, float* logits) co
 void LayerStack::run_draft(Context& context, bool recycled, float* logits) const {
   const PassArrays& arrays = context.arrays;
   const int64_t width = context.config.hidden_size;
+  context.pending = {};
   context.backend.begin_pass(arrays, *context.state);
   float* embedded = context.delta.get(arrays.tokens * width);
   embed(context, embedded);
@@ -140,11 +143,18 @@ WindowTrees::WindowTrees(const Batch& batch) {
   }
 }
 
-ModelWeights read_weights(const ModelSource& source, const ModelConfig& config) {
-  return source.dummy_weights ? dummy_weights(config) : load_weights(source.folder, config);
+ModelWeights read_weights(const ModelSource& source, ModelConfig& config) {
+  ModelWeights weights =
+      source.dummy_weights ? dummy_weights(config) : load_weights(source.folder, config);
+  // What the head adds to the stream by itself is no part of a sum.
+  if (source.communicator && source.draft_head)
+    fail("draft head: expected a model in one piece, got one of several ranks");
+  if (source.communicator) take_shard(config, weights, source.communicator->shard());
+  return weights;
 }
 
-void check_pass(const Batch& batch, const StateView& state, const ModelConfig& config) {
+void check_pass(const Batch& batch, const StateView& state, const ModelConfig& config,
+                int64_t drawn) {
   const int64_t sequences = batch.sequences();
   REPLAYSSM_CHECK(static_cast<int64_t>(batch.query_start.size()) == sequences + 1 &&
                       static_cast<int64_t>(batch.position.size()) == sequences,
@@ -167,6 +177,7 @@ void check_pass(const Batch& batch, const StateView& state, const ModelConfig& c
     }
   }
   for (const int32_t id : batch.token_ids) {
+    if (id <= -2 && -2 - id < drawn) continue;
     if (id < 0 || id >= config.vocab_size)
       fail("token id ", id, " is outside the model's vocabulary of ", config.vocab_size);
   }

@@ -48,9 +48,11 @@ struct WindowTrees {
   explicit WindowTrees(const Batch& batch);
 };
 
-ModelWeights read_weights(const ModelSource& source, const ModelConfig& config);
+// Leaves the source's rank in the configuration.
+ModelWeights read_weights(const ModelSource& source, ModelConfig& config);
 
-// Throws where batch and states do not fit the model.
-void check_pass(const Batch& batch, const StateView& state, const ModelConfig& config);
+// Throws where batch and states do not fit the model. `drawn`: tokens that the pass before gives.
+void check_pass(const Batch& batch, const StateView& state, const ModelConfig& config,
+                int64_t drawn = 0);
 
 }  // namespace replayssm

@@ -31,17 +31,28 @@ class Scratch {
   Array<T> array_;
 };
 
+// The last product of a layer, which awaits the norm that adds it to the residual stream.
+struct PendingProduct {
+  const Product* product = nullptr;  // null: there is none
+  const void* x = nullptr;
+  int64_t rows = 0;
+  float* y = nullptr;
+};
+
 // What the layers of one pass share. Activations between ops are fp32; what feeds a matrix product
 // is rounded to the activation dtype (byte arrays).
 struct Context {
-  Context(const ModelConfig& config, Backend& backend) : config(config), backend(backend) {}
+  Context(const ModelConfig& config, Backend& backend, Communicator* communicator)
+      : config(config), backend(backend), communicator(communicator) {}
 
   const ModelConfig& config;
   Backend& backend;
+  Communicator* communicator;  // null: one rank
 
   // The pass at hand.
   PassArrays arrays;
   const StateView* state = nullptr;
+  PendingProduct pending;
 
   template <class T>
   using Kept = Scratch<T>;
@@ -88,6 +99,11 @@ ProductPtr pack_product(const std::vector<const Tensor*>& blocks, int64_t in_fea
                         Context& context, std::vector<float> bias = {});
 // y = product, timed: x is [rows, in_features].
 void project(const Product& product, const void* x, int64_t rows, float* y, Context& context);
+// The same for a layer's last product, whose y only a norm reads: left to add_norm or the next
+// project.
+void project_last(const Product& product, const void* x, int64_t rows, float* y, Context& context);
+// The norm behind a layer, timed.
+void add_norm(const AddNormParams& params, Context& context);
 
 // Bytes of products that may be absent.
 template <class... Products>
@@ -171,8 +187,9 @@ class MlpLayer {
  public:
   MlpLayer() = default;
   MlpLayer(const MlpWeights& weights, int64_t in_features, Context& context, float gate_scale = 1);
-  // x: [rows, in_features] in the activation dtype; y: [rows, in_features].
-  void forward(const void* x, int64_t rows, float* y, Context& context) const;
+  // x: [rows, in_features] in the activation dtype; y: [rows, in_features]. `last`: only a norm
+  // reads y.
+  void forward(const void* x, int64_t rows, float* y, bool last, Context& context) const;
   int64_t weight_bytes() const { return weight_bytes_of(up_, down_); }
   bool present() const { return up_ != nullptr; }
 

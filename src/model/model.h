@@ -12,6 +12,7 @@
 #include "core/bandwidth.h"
 #include "core/memory.h"
 #include "core/thread_pool.h"
+#include "model/communicator.h"
 #include "model/config.h"
 #include "replayssm/ops.h"
 
@@ -28,7 +29,9 @@ enum class KeepHidden : uint8_t { kNone, kBeforeNorm, kAfterNorm };
 // sequences decode (window <= ring.max_window, through the ring); the others prefill (any length,
 // empty ring).
 struct Batch {
-  std::span<const int32_t> token_ids{};    // [tokens]
+  // [tokens]; where the model runs behind the host, -2 - r stands for the token that row r of the
+  // pass before has given.
+  std::span<const int32_t> token_ids{};
   std::span<const int32_t> query_start{};  // [sequences + 1]
   std::span<const int32_t> slot{};         // [sequences]
   std::span<const int64_t> position{};     // [sequences] tokens committed before the window
@@ -78,6 +81,15 @@ struct TokenDraw {
   int32_t top_k = 0;
   uint64_t seed = 0;
   int64_t position = 0;  // tokens before the drawn one
+  double repetition_penalty = 1;
+  double presence_penalty = 0;
+  double frequency_penalty = 0;
+  std::span<const int32_t> tokens{};  // prompt and output, which penalties look at
+  int64_t prompt_length = 0;
+
+  bool has_penalties() const {
+    return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
+  }
 };
 
 // What the host wants of a pass; null: not wanted.
@@ -163,6 +175,15 @@ class Model {
   // sequences invalid.
   virtual void forward(const Batch& batch, const StateView& state, const PassOutput& output) = 0;
 
+  // The same in two halves, for passes that give tokens alone: where the model runs behind the
+  // host, start only enqueues the pass, and the tokens are there when finish returns, which waits
+  // for the oldest pass. At most two passes have been started and not finished.
+  virtual bool runs_behind() const { return false; }
+  virtual void start(const Batch& batch, const StateView& state, const PassOutput& output) {
+    forward(batch, state, output);
+  }
+  virtual void finish() {}
+
   // Keeps what was accepted of the windows of the last pass, which was deferred; drops the rest.
   virtual void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) = 0;
 
@@ -197,6 +218,8 @@ struct ModelSource {
   bool dummy_weights = false;  // random ones: the folder holds a configuration alone
   bool draft_head = false;     // the head that drafts is loaded too, where there is one
   std::function<void(int64_t, int64_t)> progress{};  // called with (done, total) layers
+  // Between the ranks of a model that is cut into several; null: there is one. Outlives the model.
+  Communicator* communicator = nullptr;
 };
 
 // Models on the host's cores.

@@ -75,7 +75,7 @@ void MoeLayer::forward(const void* normed, const float* normed_wide, float* delt
   }
   if (!shared_.present()) return;
   float* shared = context.shared.get(tokens * hidden);
-  shared_.forward(normed, tokens, shared, context);
+  shared_.forward(normed, tokens, shared, false, context);
   float* gate = nullptr;
   if (shared_gate_) {
     gate = context.router_logits.get(tokens);

@@ -267,7 +267,7 @@ void Mamba2Layer::forward(int64_t index, const void* normed, float* delta, Conte
                 .weight = norm_.size() ? norm_.data() : nullptr,
                 .group_dim = inner / groups,
                 .gate_first = c.gate_first};
-  project(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
+  project_last(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
 }
 
 GatedDeltaLayer::GatedDeltaLayer(const GatedDeltaWeights& weights, Context& context)
@@ -303,7 +303,7 @@ void GatedDeltaLayer::forward(int64_t index, const void* normed, float* delta,
                 .group_dim = c.value_dim,
                 .weight_per_group = true,
                 .activation = activation_of(c.output_gate)};
-  project(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
+  project_last(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
 }
 
 KimiDeltaLayer::KimiDeltaLayer(const KimiDeltaWeights& weights, Context& context)
@@ -360,7 +360,7 @@ void KimiDeltaLayer::forward(int64_t index, const void* normed, float* delta,
                 .group_dim = c.head_dim,
                 .weight_per_group = true,
                 .activation = activation_of(c.output_gate)};
-  project(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
+  project_last(*out_proj_, run_layer(index, layer, context), tokens, delta, context);
 }
 
 }  // namespace replayssm

@@ -85,6 +85,20 @@ Tensor gather_rows(const Tensor& matrix, std::span<const RowRange> rows) {
   return gathered;
 }
 
+Tensor gather_columns(const Tensor& matrix, const RowRange& columns) {
+  REPLAYSSM_CHECK(matrix.shape.size() == 2 && columns.first >= 0 &&
+                      columns.first + columns.count <= matrix.shape[1],
+                  "columns from ", columns.first, " of ", shape_text(matrix.shape));
+  const int64_t element = dtype_bytes(matrix.dtype);
+  auto [gathered, data] = allocate(matrix.dtype, {matrix.shape[0], columns.count});
+  for (int64_t row = 0; row < matrix.shape[0]; ++row) {
+    const std::byte* from = matrix.data + (row * matrix.shape[1] + columns.first) * element;
+    std::memcpy(data + row * columns.count * element, from,
+                static_cast<size_t>(columns.count * element));
+  }
+  return gathered;
+}
+
 Tensor one_plus(const Tensor& tensor) {
   std::vector<float> values = tensor.to_floats();
   for (float& value : values) value += 1.0f;

@@ -22,6 +22,9 @@ struct RowRange {
 // The given rows of a matrix or vector, one range after another.
 Tensor gather_rows(const Tensor& matrix, std::span<const RowRange> rows);
 
+// The given columns of a matrix.
+Tensor gather_columns(const Tensor& matrix, const RowRange& columns);
+
 // 1 + w in fp32.
 Tensor one_plus(const Tensor& tensor);
 

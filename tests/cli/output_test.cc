@@ -84,13 +84,24 @@ TEST(BenchDecode, SweepsOverBatchSizes) {
     EXPECT_EQ(report["results"].size(), 3);
     for (const json& result : report["results"]) EXPECT_GT(result["ms_per_step"], 0);
   }
-  std::istringstream lines(run(arguments, kQuiet).output);
+  const std::string plot = ::testing::TempDir() + "sweep.svg";
+  auto with_plot = arguments;
+  with_plot.insert(with_plot.end(), {"--plot", plot});
+  std::istringstream lines(run(with_plot, kQuiet).output);
+  std::stringstream contents;
+  contents << std::ifstream(plot).rdbuf();
+  const std::string figure = contents.str();
+  EXPECT_TRUE(figure.starts_with("<svg "));
+  EXPECT_TRUE(figure.ends_with("</svg>\n"));
+  for (const char* route : {"conventional", "state_and_output", "output_only"})
+    EXPECT_NE(figure.find(std::string(">") + route + "</text>"), std::string::npos) << route;
   std::vector<std::string> rows;
   for (std::string line; std::getline(lines, line);) rows.push_back(line);
   ASSERT_EQ(rows.size(), 5);  // what, nothing, names, a row each
   EXPECT_TRUE(rows[3].starts_with("     2"));
   EXPECT_TRUE(rows[4].starts_with("     1"));
   EXPECT_NE(run({"bench", "decode", "tiny-qwen3.5", "--sweep", "4,0"}).status, 0);
+  EXPECT_NE(run({"bench", "decode", "tiny-qwen3.5", "--plot", "x.svg"}).status, 0);
 }
 
 // Every instruction set sums in another order, to the same logits within what the project promises.

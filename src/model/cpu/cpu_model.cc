@@ -28,7 +28,7 @@ class CpuModel final : public Model {
       : config_(std::move(config)),
         pool_(pool),
         backend_(dtype, pool),
-        context_(config_, backend_),
+        context_(config_, backend_, source.communicator),
         layers_(std::move(weights), context_, source.draft_head, source.progress) {
     config_.draft_attention_layers = layers_.has_draft_head() ? 1 : 0;
   }

@@ -37,10 +37,12 @@ CudaBackend::CudaBackend(const ModelConfig& config, DType dtype)
 
 void CudaBackend::embed(const void* table, const int32_t* ids, int64_t rows, int64_t dim,
                         float scale, float* y) {
-  cuda::embed({table, dim, dtype_}, ids, rows, dim, scale, out(y, dim), stream_.get());
+  cuda::embed({table, dim, dtype_}, ids, arrays_.drawn, rows, dim, scale, out(y, dim),
+              stream_.get());
 }
 
 void CudaBackend::add_norm(const AddNormParams& p) {
+  normed_ = nullptr;
   cuda::add_rms_norm({.hidden = out(p.hidden, p.dim),
                       .delta = in(p.delta, p.dim),
                       .second = in(p.second, p.dim),
@@ -173,6 +175,7 @@ void CudaBackend::reserve_attention(const PassLimits& limits) {
 
 void CudaBackend::begin_pass(const PassArrays& arrays, const StateView& /*state*/) {
   arrays_ = arrays;
+  normed_ = nullptr;
   // Steps come in few sizes and again and again.
   linear_.tune(arrays.sequences > 0 && arrays.decodes == arrays.sequences);
   if (kv_heads_ == 0) return;

@@ -17,6 +17,7 @@ class CudaBackend final : public Backend {
   const cuda::Stream& stream() const { return stream_; }
   cuda::DeviceMemory& device_memory() { return memory_; }
   StageClock& clock() { return clock_; }
+  const StageClock& clock() const { return clock_; }
 
   // Takes what attention needs for passes up to the limits.
   void reserve_attention(const PassLimits& limits);
@@ -31,7 +32,11 @@ class CudaBackend final : public Backend {
   void embed(const void* table, const int32_t* ids, int64_t rows, int64_t dim, float scale,
              float* out) override;
   void add_norm(const AddNormParams& params) override;
+  bool product_add_norm(const Product& product, const void* x, const AddNormParams& norm) override;
   void gated_norm(const GatedNormParams& params) override;
+
+  // What is yet to be divided out of the row `x`.
+  cuda::RowNorm norm_of(const void* x) const { return x == normed_ ? norm_ : cuda::RowNorm(); }
   void gated_product(const GatedProductParams& params) override;
   void scale_columns(float* x, const float* scale, int64_t rows, int64_t dim) override;
   void round_rows(const float* x, int64_t x_stride, int64_t rows, int64_t dim, void* y) override;
@@ -54,6 +59,8 @@ class CudaBackend final : public Backend {
   void route_experts(const RouterParams& params) override;
   void mix_experts(const ExpertMixParams& params) override;
   void add_gated(const float* x, const float* gate, int64_t rows, int64_t dim, float* y) override;
+
+  void* stream_handle() const override { return stream_.get(); }
 
   void start_stage() override { clock_.start(stream_.get()); }
   void end_stage(Stage stage) override { clock_.end(stage, stream_.get()); }
@@ -88,6 +95,9 @@ class CudaBackend final : public Backend {
   AttentionPart decoding_{memory_}, prefilling_{memory_};
   Scratch<std::byte> queries_{memory_}, step_{memory_}, expert_plan_{memory_},
       expert_activated_{memory_};
+  const void* normed_ = nullptr;  // the row of which norm_ is yet to come
+  cuda::RowNorm norm_;
+  Scratch<float> squares_{memory_};
   Scratch<float> expert_up_{memory_}, expert_out_{memory_}, gated_{memory_};
 };
 

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "model/cuda/cuda_backend.h"
 #include "model/cuda/graphs.h"
+#include "model/cuda/pass_results.h"
 #include "model/cuda/step_arrays.h"
 #include "model/layer_stack.h"
 #include "ops/cuda/bandwidth.h"
@@ -29,6 +30,15 @@ int64_t stride_of(int64_t blocks) {
   return blocks == 0
              ? 0
              : static_cast<int64_t>(std::bit_ceil(std::max(static_cast<uint64_t>(blocks), kLeast)));
+}
+
+// Room for the tokens that penalties look at, in few steps as well.
+int64_t history_of(std::span<const TokenDraw> draws) {
+  constexpr uint64_t kLeast = 1024;
+  uint64_t longest = 0;
+  for (const TokenDraw& draw : draws)
+    if (draw.has_penalties()) longest = std::max<uint64_t>(longest, draw.tokens.size());
+  return longest == 0 ? 0 : static_cast<int64_t>(std::bit_ceil(std::max(longest, kLeast)));
 }
 
 // Room for a batch: of one that only decodes, a little more, so that similar ones are alike.
@@ -57,13 +67,12 @@ class CudaModel final : public Model {
   CudaModel(ModelConfig config, ModelWeights weights, DType dtype, const ModelSource& source)
       : config_(std::move(config)),
         backend_(config_, dtype),
-        context_(config_, backend_),
+        context_(config_, backend_, source.communicator),
         layers_(std::move(weights), context_, source.draft_head, source.progress),
         arrays_(backend_.device_memory()),
         logits_(backend_.memory()),
         tokens_(backend_.memory()),
         sampling_(backend_.memory()),
-        tokens_host_(pinned_),
         commit_host_(pinned_),
         commit_(backend_.memory()) {
     config_.draft_attention_layers = layers_.has_draft_head() ? 1 : 0;
@@ -74,6 +83,7 @@ class CudaModel final : public Model {
   DType activation_dtype() const override { return backend_.dtype(); }
   StageTimes& stage_times() override { return times_; }
   bool draws_tokens() const override { return true; }
+  bool runs_behind() const override { return !backend_.clock().on(); }
   void time_stages(bool on) override { backend_.clock().turn(on); }
   int64_t weight_bytes() const override { return layers_.weight_bytes(); }
   Memory& memory() override { return backend_.memory(); }
@@ -81,6 +91,8 @@ class CudaModel final : public Model {
   void reserve(const PassLimits& limits) override;
   void prepare(const StateView& state, int64_t sequences) override;
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
+  void start(const Batch& batch, const StateView& state, const PassOutput& output) override;
+  void finish() override { results_.finish(); }
   void commit(const Batch& batch, const WindowCommit& commit, const StateView& state) override;
   int64_t longest_window() const override {
     return config_.recurrent_layers() > 0 ? cuda::kMaxWindow : kMaxTreeWindow;
@@ -110,7 +122,8 @@ class CudaModel final : public Model {
   Scratch<float> logits_;    // [logits, vocab]
   Scratch<int32_t> tokens_;  // [logits]
   Scratch<std::byte> sampling_;
-  Scratch<int32_t> tokens_host_;
+  PassResults results_;
+  int64_t drawn_ = 0;  // tokens of the last pass
   Scratch<int32_t> commit_host_, commit_;
   StageTimes times_;
 };
@@ -118,8 +131,7 @@ class CudaModel final : public Model {
 void CudaModel::reserve_outputs(int64_t rows) {
   logits_.get(rows * config_.vocab_size);
   tokens_.get(rows);
-  tokens_host_.get(rows);
-  sampling_.get(cuda::sample_workspace_bytes(rows, config_.vocab_size, false));
+  sampling_.get(cuda::sample_workspace_bytes(rows, config_.vocab_size, true));
 }
 
 // A pass over padding alone takes all scratch memory that depends on the number of tokens.
@@ -168,6 +180,7 @@ void CudaModel::choose() {
                 .vocab = config_.vocab_size,
                 .sampling = arrays_.sampling(),
                 .position = arrays_.drawn_position(),
+                .history = arrays_.history(),
                 .token = tokens_.get(0),
                 .workspace = sampling_.get(0)},
                stream());
@@ -225,6 +238,7 @@ void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const 
   arrays_.assign(batch, draws, places, stream(), hidden_row);
   context_.arrays = arrays_.arrays();
   context_.arrays.block_size = state.kv_block_size;
+  context_.arrays.drawn = tokens_.get(0);
   context_.state = &state;
   const auto pass = [&] {
     places.kind == PassKind::kForward ? enqueue(places) : enqueue_draft(places);
@@ -235,29 +249,35 @@ void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const 
               stream(), pass);
 }
 
-void CudaModel::read(int64_t rows, const PassOutput& output) {
-  if (rows > 0 && output.tokens) {
-    int32_t* pinned = tokens_host_.get(0);
-    backend_.memory().read(pinned, tokens_.get(0), rows * static_cast<int64_t>(sizeof *pinned));
-    std::copy_n(pinned, rows, output.tokens);
+void CudaModel::start(const Batch& batch, const StateView& state, const PassOutput& output) {
+  check_pass(batch, state, config_, drawn_);
+  if (state.emulation) fail("emulated storage formats: expected device cpu, got cuda");
+  const int64_t rows = std::ssize(batch.logit_tokens);
+  if (!batch.token_ids.empty()) {
+    PassPlaces places = places_of(batch);
+    places.draws = !output.draws.empty();
+    places.history = history_of(output.draws);
+    places.sources = !state.snapshots.empty();
+    run(batch, output.draws, state, places);
+    drawn_ = rows;
   }
+  results_.enqueue(tokens_.get(0), output.tokens ? rows : 0, output.tokens, stream());
+}
+
+void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
+  start(batch, state, output);
+  if (!batch.token_ids.empty()) read(std::ssize(batch.logit_tokens), output);
+}
+
+// Waits for all passes.
+void CudaModel::read(int64_t rows, const PassOutput& output) {
+  while (results_.passes() > 0) results_.finish();
   if (rows > 0 && output.logits) {
     backend_.memory().read(output.logits, logits_.get(0),
                            rows * config_.vocab_size * static_cast<int64_t>(sizeof(float)));
   }
   backend_.stream().synchronize();
   backend_.clock().add_to(times_);
-}
-
-void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
-  check_pass(batch, state, config_);
-  if (state.emulation) fail("emulated storage formats: expected device cpu, got cuda");
-  if (batch.token_ids.empty()) return;
-  PassPlaces places = places_of(batch);
-  places.draws = !output.draws.empty();
-  places.sources = !state.snapshots.empty();
-  run(batch, output.draws, state, places);
-  read(std::ssize(batch.logit_tokens), output);
 }
 
 void CudaModel::commit(const Batch& batch, const WindowCommit& commit, const StateView& state) {
@@ -290,7 +310,10 @@ void CudaModel::draft(const HeadBatch& head, const StateView& state, const PassO
   PassPlaces places = places_of(head.batch);
   places.kind = head.recycled ? PassKind::kDraftOfDraft : PassKind::kDraft;
   run(head.batch, output.draws, state, places, head.hidden_row);
-  read(std::ssize(head.batch.logit_tokens), output);
+  const int64_t rows = std::ssize(head.batch.logit_tokens);
+  results_.enqueue(tokens_.get(0), output.tokens ? rows : 0, output.tokens, stream());
+  drawn_ = 0;
+  read(rows, output);
 }
 
 // What of the model the kernels do not compute.

@@ -31,7 +31,7 @@ Array<float> place_floats(const std::vector<float>& values, Memory& memory) {
 class CudaProduct final : public Product {
  public:
   CudaProduct(const ProductWeights& weights, Buffer stacked, cuda::LinearRunner& runner,
-              Memory& memory, cudaStream_t stream)
+              const CudaBackend& backend, Memory& memory, cudaStream_t stream)
       : Product(
             weights.in_features,
             stacked.bytes() / (weights.in_features * dtype_bytes(weights.dtype)) / weights.heads,
@@ -40,6 +40,7 @@ class CudaProduct final : public Product {
         weight_(std::move(stacked)),
         bias_(place_floats(weights.bias, memory)),
         runner_(runner),
+        backend_(backend),
         stream_(stream) {}
 
   int64_t weight_bytes() const override { return weight_.bytes(); }
@@ -59,6 +60,15 @@ class CudaProduct final : public Product {
     return runner_.run(linear, stream_);
   }
 
+  // Returns whether it is one that does; what is yet to come of the norm is then in p.squares.
+  bool apply_residual(const void* x, int64_t rows, const cuda::ResidualSum& residual) const {
+    cuda::LinearParams linear = params(x, in_features(), rows, nullptr, out_features());
+    if (!cuda::fuses_norms(linear)) return false;
+    linear.residual = residual;
+    runner_.run(linear, stream_);
+    return true;
+  }
+
  private:
   cuda::LinearParams params(const void* x, int64_t x_head_stride, int64_t rows, float* y,
                             int64_t y_head_stride) const {
@@ -72,13 +82,15 @@ class CudaProduct final : public Product {
             .rows = rows,
             .dtype = dtype_,
             .y = y,
-            .y_head_stride = y_head_stride};
+            .y_head_stride = y_head_stride,
+            .norm = backend_.norm_of(x)};
   }
 
   DType dtype_;
   Buffer weight_;
   Array<float> bias_;
   cuda::LinearRunner& runner_;
+  const CudaBackend& backend_;
   cudaStream_t stream_;
 };
 
@@ -96,7 +108,7 @@ struct CudaExperts final : Experts {
 std::unique_ptr<Product> CudaBackend::make_product(const ProductWeights& weights) {
   return std::make_unique<CudaProduct>(weights,
                                        place_stacked(weights.blocks, weights.dtype, memory_),
-                                       linear_, memory_, stream_.get());
+                                       linear_, *this, memory_, stream_.get());
 }
 
 std::unique_ptr<Experts> CudaBackend::make_experts(const std::vector<MlpWeights>& weights,
@@ -124,6 +136,25 @@ std::unique_ptr<Experts> CudaBackend::make_experts(const std::vector<MlpWeights>
   packed->up_rows = packed->up.bytes() / row_bytes;
   packed->intermediate = packed->down.bytes() / row_bytes;
   return packed;
+}
+
+bool CudaBackend::product_add_norm(const Product& product, const void* x, const AddNormParams& p) {
+  if (p.rows != 1 || p.row_index || p.second || p.y_wide || product.out_features() != p.dim)
+    return false;
+  const cuda::RowNorm norm{.squares = squares_.get(cuda::residual_parts(p.dim)),
+                           .parts = cuda::residual_parts(p.dim),
+                           .dim = p.dim,
+                           .eps = p.eps};
+  if (!static_cast<const CudaProduct&>(product).apply_residual(x, p.rows,
+                                                               {.hidden = p.hidden,
+                                                                .scale = p.scale,
+                                                                .weight = p.weight,
+                                                                .normed = p.y,
+                                                                .squares = squares_.get(0)}))
+    return false;
+  normed_ = p.y;
+  norm_ = norm;
+  return true;
 }
 
 void CudaBackend::gated_product(const GatedProductParams& p) {

@@ -8,10 +8,9 @@
 #include "ops/cuda/check_cuda.h"
 
 namespace replayssm {
-namespace {
 
 // Places arrays one behind another in host and device memory alike.
-class Packer {
+class StepArrays::Packer {
  public:
   Packer(std::byte* host, std::byte* device) : host_(host), device_(device) {}
 
@@ -36,7 +35,7 @@ class Packer {
   int64_t bytes_ = 0;
 };
 
-int64_t bytes_of(const PassPlaces& places) {
+int64_t StepArrays::bytes_of(const PassPlaces& places) {
   Packer packer(nullptr, nullptr);
   packer.pack<int32_t>({}, places.tokens, 0);
   packer.pack<int32_t>({}, places.sequences + 1, 0);
@@ -47,6 +46,8 @@ int64_t bytes_of(const PassPlaces& places) {
   packer.pack<int32_t>({}, places.sequences * places.block_table_stride, 0);
   packer.pack<cuda::SamplingRow>({}, places.logits, {});
   packer.pack<int64_t>({}, places.logits, 0);
+  for (const int64_t width : {int64_t{1}, int64_t{1}, places.history})
+    packer.pack<int32_t>({}, places.logits * width, 0);
   packer.pack<int32_t>({}, places.sequences, 0);
   packer.pack<int32_t>({}, places.tokens, 0);
   packer.pack<int32_t>({}, places.tokens, 0);
@@ -55,14 +56,14 @@ int64_t bytes_of(const PassPlaces& places) {
   return packer.bytes();
 }
 
-}  // namespace
-
 void StepArrays::reserve(const PassPlaces& places) {
   const int64_t bytes = bytes_of(places);
   if (bytes <= device_.bytes()) return;
-  host_ = {};
   device_ = {};
-  host_ = Buffer(bytes, pinned_);
+  for (Buffer& host : host_) {
+    host = {};
+    host = Buffer(bytes, pinned_);
+  }
   device_ = Buffer(bytes, memory_);
 }
 
@@ -89,7 +90,9 @@ void StepArrays::assign(const Batch& batch, std::span<const TokenDraw> draws,
     std::copy_n(batch.block_table.begin() + s * batch.block_table_stride, batch.block_table_stride,
                 table.begin() + s * stride);
   }
-  Packer packer(host_.as<>(), device_.as<>());
+  turn_ ^= 1;
+  const Buffer& host = host_[turn_];
+  Packer packer(host.as<>(), device_.as<>());
   arrays_ = {.tokens = places.tokens,
              .sequences = places.sequences,
              .decodes = batch.decodes == sequences ? places.sequences : batch.decodes,
@@ -114,26 +117,49 @@ void StepArrays::assign(const Batch& batch, std::span<const TokenDraw> draws,
     arrays_.depth = packer.pack<int32_t>(trees.depth, places.tokens, 0);
     arrays_.ancestors = packer.pack<uint64_t>(trees.ancestors, places.tokens, 0);
   }
+  pack_draws(draws, places, packer);
+  cuda::check_cuda(
+      cudaMemcpyAsync(device_.as<void>(), host.as<void>(), static_cast<size_t>(packer.bytes()),
+                      cudaMemcpyHostToDevice, stream),
+      "index arrays");
+}
+
+void StepArrays::pack_draws(std::span<const TokenDraw> draws, const PassPlaces& places,
+                            Packer& packer) {
+  sampling_ = nullptr;
+  drawn_position_ = nullptr;
+  history_ = {};
+  if (!places.draws) return;
   std::vector<cuda::SamplingRow> rows;
   std::vector<int64_t> positions;
   for (const TokenDraw& draw : draws) {
     rows.push_back({.temperature = draw.temperature,
                     .top_p = draw.top_p,
                     .min_p = draw.min_p,
+                    .repetition_penalty = draw.repetition_penalty,
+                    .presence_penalty = draw.presence_penalty,
+                    .frequency_penalty = draw.frequency_penalty,
                     .seed = draw.seed,
                     .top_k = draw.top_k});
     positions.push_back(draw.position);
   }
-  sampling_ = nullptr;
-  drawn_position_ = nullptr;
-  if (places.draws) {
-    sampling_ = packer.pack<cuda::SamplingRow>(rows, places.logits, {});
-    drawn_position_ = packer.pack<int64_t>(positions, places.logits, 0);
+  sampling_ = packer.pack<cuda::SamplingRow>(rows, places.logits, {});
+  drawn_position_ = packer.pack<int64_t>(positions, places.logits, 0);
+  if (places.history == 0) return;
+  std::vector<int32_t> tokens(draws.size() * static_cast<size_t>(places.history)), prompts, lengths;
+  for (size_t row = 0; row < draws.size(); ++row) {
+    const TokenDraw& draw = draws[row];
+    const bool looks = draw.has_penalties();
+    prompts.push_back(looks ? static_cast<int32_t>(draw.prompt_length) : 0);
+    lengths.push_back(looks ? static_cast<int32_t>(draw.tokens.size()) : 0);
+    REPLAYSSM_CHECK(lengths.back() <= places.history, "tokens=", lengths.back());
+    std::copy_n(draw.tokens.begin(), lengths.back(),
+                tokens.begin() + static_cast<int64_t>(row) * places.history);
   }
-  cuda::check_cuda(
-      cudaMemcpyAsync(device_.as<void>(), host_.as<void>(), static_cast<size_t>(packer.bytes()),
-                      cudaMemcpyHostToDevice, stream),
-      "index arrays");
+  history_ = {.tokens = packer.pack<int32_t>(tokens, places.logits * places.history, 0),
+              .stride = places.history,
+              .prompt_length = packer.pack<int32_t>(prompts, places.logits, 0),
+              .length = packer.pack<int32_t>(lengths, places.logits, 0)};
 }
 
 }  // namespace replayssm

@@ -16,7 +16,8 @@ struct PassPlaces {
   int64_t sequences = 0;
   int64_t logits = 0;
   int64_t block_table_stride = 0;
-  bool draws = false;  // tokens are drawn
+  bool draws = false;   // tokens are drawn
+  int64_t history = 0;  // of a row's tokens that penalties look at; 0: there are no penalties
   PassKind kind = PassKind::kForward;
   int64_t window = 1;     // of decoding sequences, at most
   bool deferred = false;  // they await their commit
@@ -34,7 +35,7 @@ class StepArrays {
   void reserve(const PassPlaces& places);
 
   // Enqueues the copy. Places beyond the batch hold tokens of id -1, empty windows in slot -1 and
-  // logits of row -1. The copy before must have ended.
+  // logits of row -1. The copy before the last must have ended.
   void assign(const Batch& batch, std::span<const TokenDraw> draws, const PassPlaces& places,
               cudaStream_t stream, std::span<const int32_t> hidden_row = {});
 
@@ -43,15 +44,23 @@ class StepArrays {
   // [logits]; null where nothing is drawn.
   const cuda::SamplingRow* sampling() const { return sampling_; }
   const int64_t* drawn_position() const { return drawn_position_; }
+  const cuda::SamplingHistory& history() const { return history_; }
 
  private:
+  class Packer;
+
+  static int64_t bytes_of(const PassPlaces& places);
+  void pack_draws(std::span<const TokenDraw> draws, const PassPlaces& places, Packer& packer);
+
   cuda::DeviceMemory& memory_;
   cuda::PinnedMemory pinned_;
-  Buffer host_, device_;
+  Buffer host_[2], device_;  // host: of the copies under way
+  int turn_ = 0;
   PassArrays arrays_;
   const int32_t* windows_ = nullptr;
   const cuda::SamplingRow* sampling_ = nullptr;
   const int64_t* drawn_position_ = nullptr;
+  cuda::SamplingHistory history_;
 };
 
 }  // namespace replayssm

@@ -31,9 +31,10 @@ struct OutRows {
 // Largest dim of rms_norm.
 inline constexpr int64_t kMaxNormDim = 16384;
 
-// out[r] = table[ids[r]] * scale; 0 where ids[r] is negative. table: [vocab, dim].
-void embed(const InRows& table, const int32_t* ids, int64_t rows, int64_t dim, float scale,
-           const OutRows& out, cudaStream_t stream);
+// out[r] = table[ids[r]] * scale; 0 where ids[r] is negative. table: [vocab, dim]. An id of -2 - i
+// stands for drawn[i] where `drawn` is given.
+void embed(const InRows& table, const int32_t* ids, const int32_t* drawn, int64_t rows, int64_t dim,
+           float scale, const OutRows& out, cudaStream_t stream);
 
 // The residual stream and the norm behind it:
 //

@@ -30,14 +30,16 @@ __device__ inline void store(const OutRows& rows, int64_t row, int64_t column,
 // What each op does with a run that begins at a row's column.
 struct Embed {
   InRows table;
-  const int32_t* ids;
+  const int32_t *ids, *drawn;
   float scale;
   OutRows out;
 
   template <int kCount>
   __device__ void run(int64_t row, int64_t column) const {
     float x[kCount] = {};
-    if (const int64_t id = ids[row]; id >= 0) load(table, id, column, x);
+    int64_t id = ids[row];
+    if (drawn && id <= -2) id = drawn[-2 - id];
+    if (id >= 0) load(table, id, column, x);
 #pragma unroll
     for (float& value : x) value *= scale;
     store(out, row, column, x);
@@ -169,13 +171,13 @@ bool check_sizes(int64_t rows, int64_t dim) {
 
 }  // namespace
 
-void embed(const InRows& table, const int32_t* ids, int64_t rows, int64_t dim, float scale,
-           const OutRows& out, cudaStream_t stream) {
+void embed(const InRows& table, const int32_t* ids, const int32_t* drawn, int64_t rows, int64_t dim,
+           float scale, const OutRows& out, cudaStream_t stream) {
   if (!check_sizes(rows, dim)) return;
   check_rows("table", table, 2, dim);
   check_rows("out", out, rows, dim);
   check_pointer("ids", ids, sizeof(int32_t));
-  launch("embed", Embed{table, ids, scale, out}, rows, dim,
+  launch("embed", Embed{table, ids, drawn, scale, out}, rows, dim,
          dim % kVec == 0 && rows_aligned(table) && rows_aligned(out), stream);
 }
 

@@ -247,9 +247,14 @@ void LinearRunner::tune(bool on) { impl_->tuning = on; }
 
 bool LinearRunner::run(const LinearParams& p, cudaStream_t stream) {
   const bool plain = p.activation == LinearActivation::kNone;
+  REPLAYSSM_CHECK((!p.norm.squares && !p.residual.hidden) || fuses_norms(p), "rows=", p.rows);
   REPLAYSSM_CHECK(p.heads == 1 || (!p.bias && plain), "bias or activation with ", p.heads,
                   " heads");
   if (p.rows == 0 || p.out_features == 0) return true;
+  if (p.rows == 1 && is_skinny(p)) {
+    skinny_product(p, stream);
+    return true;
+  }
   const Plan& plan = impl_->plan(p, stream);
   if (plan.skinny) {
     skinny_product(p, stream);

@@ -18,6 +18,26 @@ enum class LinearActivation : uint8_t {
   kReluSquared,  // relu(scale y[i])^2
 };
 
+// The norm in front of a product of one row: x is yet to be divided by sqrt(mean(h^2) + eps), where
+// h, of `dim` elements, comes as the sums of squares of its parts.
+struct RowNorm {
+  const float* squares = nullptr;  // [parts]; null: x is what it is
+  int64_t parts = 0;
+  int64_t dim = 0;
+  float eps = 0;
+};
+
+// The residual stream behind a product of one row, in place of y:
+//
+//   hidden += scale y        normed = hidden weight, of which RowNorm is yet to come
+struct ResidualSum {
+  float* hidden = nullptr;  // [out_features]; null: none
+  float scale = 1;
+  const float* weight = nullptr;  // [out_features]
+  void* normed = nullptr;         // [out_features] in x's type
+  float* squares = nullptr;       // [residual_parts(out_features)]
+};
+
 // For each of `heads` heads: y[m, n] = sum_k x[m, k] weight[n, k] + bias[n], accumulated in fp32.
 struct LinearParams {
   const void* x = nullptr;  // [rows, heads, x_head_stride], of which in_features are read
@@ -35,7 +55,14 @@ struct LinearParams {
   LinearActivation activation = LinearActivation::kNone;
   float scale = 1;
   void* activated = nullptr;
+  // Only where fuses_norms(params).
+  RowNorm norm{};
+  ResidualSum residual{};
 };
+
+// Whether a product is one of those that take norms in front and behind: one row of bfloat16.
+bool fuses_norms(const LinearParams& params);
+int64_t residual_parts(int64_t out_features);
 
 // How products are run: the library's handle, its scratch memory and the way chosen for every shape
 // seen so far. One stream at a time.
@@ -50,7 +77,7 @@ class LinearRunner {
 
   // While tuning is on, a shape's first call outside of captures waits for the device: it times the
   // algorithms that the library proposes and the kernel for few rows (skinny.h), and keeps the
-  // fastest.
+  // fastest. One row always has that kernel.
   void tune(bool on);
 
  private:

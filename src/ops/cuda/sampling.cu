@@ -28,7 +28,9 @@ constexpr int kBlocks = 8, kThreads = kSamplerWarps * 32, kWarps = kSamplerWarps
 constexpr int32_t kSeen = 1 << 30;  // a token of the prompt; lower bits count the output's
 constexpr double kUnit = 0x1p-44;   // of amounts
 
-template <class T>
+// kGreedy: no row has anything but a likeliest token. That takes few registers, so that many blocks
+// share a multiprocessor.
+template <class T, bool kGreedy>
 class RowSampler {
  public:
   __device__ RowSampler(const SampleParams& p, SamplerShared& shared)
@@ -44,13 +46,15 @@ class RowSampler {
   }
 
   __device__ void run() {
-    if (me_ == 0) shared_.sampling = p_.sampling ? p_.sampling[row_] : SamplingRow();
-    __syncthreads();
-    penalised_ = has_penalties();
-    if (penalised_) count_tokens();
+    if constexpr (!kGreedy) {
+      if (me_ == 0) shared_.sampling = p_.sampling[row_];
+      __syncthreads();
+      penalised_ = has_penalties();
+      if (penalised_) count_tokens();
+    }
     const int32_t token = choose();
     if (block_ == 0 && me_ == 0) p_.token[row_] = token;
-    if (penalised_) forget_tokens();
+    if (!kGreedy && penalised_) forget_tokens();
     cluster_.sync();  // nobody reads this block's memory any more
   }
 
@@ -123,7 +127,8 @@ class RowSampler {
   __device__ int32_t choose() {
     const Rank best = find_best();
     if (failed_) return kNoToken;
-    if (!p_.sampling || shared_.sampling.temperature == 0) return static_cast<int32_t>(~best.id);
+    if constexpr (kGreedy) return static_cast<int32_t>(~best.id);
+    if (shared_.sampling.temperature == 0) return static_cast<int32_t>(~best.id);
     largest_ = value_of(best);
     Rank least;  // of the kept
     if (shared_.sampling.top_k > 0 && shared_.sampling.top_k < p_.vocab) {
@@ -148,7 +153,7 @@ class RowSampler {
     for_logits([&](int id, float x) {
       flag |= !(x < INFINITY);             // NaN too
       if (x > most) most = x, first = id;  // ids ascend
-      if (!penalised_) return;
+      if (kGreedy || !penalised_) return;
       const Rank r = rank_of(value(id, x), id);
       if (best < r) best = r;
     });
@@ -346,13 +351,13 @@ class RowSampler {
   bool failed_ = false, penalised_ = false;
 };
 
-template <class T>
-__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
+template <class T, bool kGreedy>
+__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads, kGreedy ? 4 : 1)
     sample_kernel(const __grid_constant__ SampleParams p) {
   release_successor();
   __shared__ SamplerShared shared;
   wait_for_predecessor();
-  RowSampler<T>(p, shared).run();
+  RowSampler<T, kGreedy>(p, shared).run();
 }
 
 }  // namespace
@@ -377,14 +382,15 @@ void sample(const SampleParams& p, cudaStream_t stream) {
     check_pointer("history.length", p.history.length, sizeof(int32_t));
     check_pointer("workspace", p.workspace, 16);
   }
-  const auto start = [&](auto kernel) {
+  const auto start = [&]<class T>() {
+    const auto kernel = p.sampling ? sample_kernel<T, false> : sample_kernel<T, true>;
     launch_dependent("sample", kernel, dim3(blocks_for(p.rows * kBlocks, 1)), kThreads, 0, stream,
                      p);
   };
   switch (p.logits.dtype) {
-    case DType::kBFloat16: return start(sample_kernel<Bf16>);
-    case DType::kFloat16: return start(sample_kernel<Fp16>);
-    default: return start(sample_kernel<float>);
+    case DType::kBFloat16: return start.template operator()<Bf16>();
+    case DType::kFloat16: return start.template operator()<Fp16>();
+    default: return start.template operator()<float>();
   }
 }
 

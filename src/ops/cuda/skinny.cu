@@ -43,6 +43,8 @@ struct SkinnyCall {
   int rows, in;
   int outputs;  // pairs of rows of the weight where those are gate and up
   int x_row_bytes;
+  RowNorm norm;
+  ResidualSum residual;
 };
 
 // kRows: of the weight in a tile, 8 or 16.
@@ -66,7 +68,7 @@ class Product {
     for (int i = 0; i < kStages - 1; ++i) copy_piece(i, i);
   }
 
-  __device__ void load_x() const {
+  __device__ void load_x() {
     const int words = p_.in / kWordElements;
     for (int r = 0; r < p_.rows; ++r) {
       const char* from = static_cast<const char*>(p_.x) + r * p_.x_stride * kElement;
@@ -75,6 +77,7 @@ class Product {
         copy_async_16(to + i * kWord, from + i * kWord);
     }
     copy_async_commit();
+    if (p_.norm.squares) add_squares();
     copy_async_wait_all();
     __syncthreads();
   }
@@ -106,6 +109,14 @@ class Product {
     return first_ + (up ? p_.outputs + row - kOutputs : row);
   }
   __device__ int column_of(int piece) const { return (piece * kWarps + warp()) * kWarpColumns; }
+
+  // Each thread adds up some parts: all warps in the same order.
+  __device__ void add_squares() {
+    float sum = 0;
+    for (int i = lane(); i < p_.norm.parts; i += 32) sum += p_.norm.squares[i];
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
+    factor_ = rsqrtf(__fdividef(sum, static_cast<float>(p_.norm.dim)) + p_.norm.eps);
+  }
 
   // What is not there is zero.
   __device__ void copy_piece(int piece, int stage) const {
@@ -145,7 +156,9 @@ class Product {
       *reinterpret_cast<float2*>(mine + 8 * kTileColumns) = make_float2(c[2], c[3]);
     __syncthreads();
     const int output = me / kTileColumns, r = me % kTileColumns;
-    if (output >= min(kOutputs, p_.outputs - first_) || r >= p_.rows) return;
+    const bool mine_to_write = output < min(kOutputs, p_.outputs - first_) && r < p_.rows;
+    if (p_.residual.hidden) return add_residual(mine_to_write, output);
+    if (!mine_to_write) return;
     float y = total(output, r) + bias(first_ + output);
     if constexpr (kPaired) {
       y = swiglu(y, p_.scale, total(kOutputs + output, r) + bias(p_.outputs + first_ + output));
@@ -154,11 +167,33 @@ class Product {
     }
     store_run<1>(p_.y, p_.y_dtype, r * p_.y_stride + first_ + output, &y);
   }
+  // The only row's thread of an output has its place in the stream.
+  __device__ void add_residual(bool mine_to_write, int output) {
+    const ResidualSum& to = p_.residual;
+    float square = 0;
+    if (mine_to_write) {
+      const int n = first_ + output;
+      const float h = fmaf(total(output, 0) + bias(n), to.scale, to.hidden[n]);
+      const float normed = h * __ldg(to.weight + n);
+      to.hidden[n] = h;
+      store_run<1>(to.normed, p_.y_dtype, n, &normed);
+      square = h * h;
+    }
+    for (int d = 16; d > 0; d /= 2) square += __shfl_xor_sync(kAllLanes, square, d);
+    __syncthreads();  // nobody needs the sums any more
+    if (lane() == 0) sums_[0][warp()] = square;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    square = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) square += sums_[0][w];
+    to.squares[blockIdx.x] = square;
+  }
   __device__ float total(int row, int r) const {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += sums_[w][row * kTileColumns + r];
-    return sum;
+    return sum * factor_;
   }
   __device__ float bias(int row) const { return p_.bias ? __ldg(p_.bias + row) : 0; }
 
@@ -166,7 +201,8 @@ class Product {
   Sums& sums_;
   uint4* const queue_;  // of this warp
   char* const x_;
-  const int first_;  // output
+  const int first_;   // output
+  float factor_ = 1;  // of the products
 };
 
 template <class T, int kRows, bool kPaired>
@@ -196,6 +232,11 @@ void launch(const SkinnyCall& call, cudaStream_t stream) {
                    shared, stream, call);
 }
 
+// Few tiles would leave multiprocessors with little to wait for.
+bool has_small_tiles(int64_t outputs) {
+  return outputs < kSmallTilesBelow * multiprocessors("skinny_product");
+}
+
 }  // namespace
 
 bool is_skinny(const LinearParams& p) {
@@ -203,6 +244,15 @@ bool is_skinny(const LinearParams& p) {
          p.in_features > 0 && rows_aligned(p.x, p.x_head_stride * kElement) &&
          rows_aligned(p.weight, p.in_features * kElement) && p.out_features < (1 << 28) &&
          p.rows * x_row_bytes(p) <= kMostXBytes;
+}
+
+bool fuses_norms(const LinearParams& p) {
+  return p.rows == 1 && p.dtype == DType::kBFloat16 && is_skinny(p);
+}
+
+int64_t residual_parts(int64_t out_features) {
+  const int64_t rows = has_small_tiles(out_features) ? 8 : 16;
+  return (out_features + rows - 1) / rows;
 }
 
 void skinny_product(const LinearParams& p, cudaStream_t stream) {
@@ -220,12 +270,13 @@ void skinny_product(const LinearParams& p, cudaStream_t stream) {
   call.y = activated ? p.activated : p.y;
   call.outputs = static_cast<int>(p.out_features / (paired ? 2 : 1));
   call.y_stride = activated ? call.outputs : p.y_head_stride;
-  call.y_dtype = activated ? p.dtype : DType::kFloat32;
+  call.y_dtype = activated || p.residual.hidden ? p.dtype : DType::kFloat32;
   call.rows = static_cast<int>(p.rows);
   call.in = static_cast<int>(p.in_features);
   call.x_row_bytes = static_cast<int>(x_row_bytes(p));
-  // Few tiles would leave multiprocessors with little to wait for.
-  const bool small = call.outputs < kSmallTilesBelow * multiprocessors("skinny_product");
+  call.norm = p.norm;
+  call.residual = p.residual;
+  const bool small = has_small_tiles(call.outputs);
   const auto start = [&]<class T>() {
     if (paired) return launch<T, 16, true>(call, stream);
     small ? launch<T, 8, false>(call, stream) : launch<T, 16, false>(call, stream);

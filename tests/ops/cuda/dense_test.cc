@@ -27,9 +27,11 @@ TEST(CudaDense, EmbedTakesRowsAndZeroesPadding) {
   for_shapes([](int64_t dim, int64_t gap, DType in, DType out) {
     const Rows table(20, dim, dim + gap, in, 1, 1);
     const std::vector<int32_t> ids = {3, 0, 19, -1, 3, 7, -5, 11, 1};
-    const DeviceArray<int32_t> device_ids(ids);
+    const std::vector<int32_t> named = {3, 0, -4, -1, -2, 7, -3, 11, 1}, drawn = {3, -5, 19};
+    const DeviceArray<int32_t> device_ids(dim % 2 == 0 ? ids : named), device_drawn(drawn);
     const auto got = run_rows(kRowCount, dim, dim + gap, out, [&](auto& y, cudaStream_t stream) {
-      cuda::embed(table, device_ids.data(), kRowCount, dim, 1.5f, y, stream);
+      cuda::embed(table, device_ids.data(), dim % 2 == 0 ? nullptr : device_drawn.data(), kRowCount,
+                  dim, 1.5f, y, stream);
     });
     reference::Values want;
     for (const int32_t id : ids)

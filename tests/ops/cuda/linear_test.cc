@@ -186,6 +186,80 @@ TEST(CudaLinear, KernelForFewRowsAppliesActivations) {
   }
 }
 
+// A product that ends in the residual stream, and one behind it that takes the rest of the norm.
+TEST(CudaLinear, OneRowTakesTheNormAlong) {
+  REQUIRE_DEVICE();
+  constexpr int64_t kIn = 200, kOut = 24;
+  constexpr float kScale = 0.5f, kEps = 1e-3f;
+  for (const int64_t dim : {264, 7000}) {
+    const Values x(DType::kBFloat16, kIn, 1), first(DType::kBFloat16, dim * kIn, 2);
+    const Values second(DType::kBFloat16, kOut * dim, 3);
+    const Values bias(DType::kFloat32, dim, 4), hidden(DType::kFloat32, dim, 5);
+    const Values weight(DType::kFloat32, dim, 6);
+    const DeviceArray<std::byte> x_there(x.bytes), first_there(first.bytes),
+        second_there(second.bytes), bias_there(bias.bytes), weight_there(weight.bytes);
+    DeviceArray<std::byte> hidden_there(hidden.bytes);
+    DeviceArray<bf16> normed_there(std::vector<bf16>(dim, from_float<bf16>(std::nanf(""))));
+    const int64_t parts = cuda::residual_parts(dim);
+    DeviceArray<float> squares(std::vector<float>(parts, std::nanf("")));
+    DeviceArray<float> y_there(std::vector<float>(kOut, std::nanf("")));
+    const cuda::Stream stream;
+    cuda::DeviceMemory memory(stream);
+    cuda::LinearRunner runner(memory);
+    const auto* floats = reinterpret_cast<const float*>(bias_there.data());
+    EXPECT_TRUE(
+        runner.run({.x = x_there.data(),
+                    .x_head_stride = kIn,
+                    .weight = first_there.data(),
+                    .bias = floats,
+                    .in_features = kIn,
+                    .out_features = dim,
+                    .rows = 1,
+                    .residual = {.hidden = reinterpret_cast<float*>(hidden_there.data()),
+                                 .scale = kScale,
+                                 .weight = reinterpret_cast<const float*>(weight_there.data()),
+                                 .normed = normed_there.data(),
+                                 .squares = squares.data()}},
+                   stream.get()));
+    EXPECT_TRUE(
+        runner.run({.x = normed_there.data(),
+                    .x_head_stride = dim,
+                    .weight = second_there.data(),
+                    .bias = floats,
+                    .in_features = dim,
+                    .out_features = kOut,
+                    .rows = 1,
+                    .y = y_there.data(),
+                    .y_head_stride = kOut,
+                    .norm = {.squares = squares.data(), .parts = parts, .dim = dim, .eps = kEps}},
+                   stream.get()));
+    stream.synchronize();
+    std::vector<std::byte> bytes;
+    std::vector<bf16> normed;
+    std::vector<float> y;
+    hidden_there.download(bytes);
+    normed_there.download(normed);
+    y_there.download(y);
+    const auto* h = reinterpret_cast<const float*>(bytes.data());
+    double squared = 0;
+    for (int64_t n = 0; n < dim; ++n) {
+      double want = bias.exact[n];
+      for (int64_t k = 0; k < kIn; ++k) want += x.exact[k] * first.exact[n * kIn + k];
+      want = hidden.exact[n] + kScale * want;
+      ASSERT_NEAR(h[n], want, tolerance(kIn) + 1e-6) << "hidden " << n;
+      const double scaled = want * weight.exact[n];
+      ASSERT_NEAR(to_float(normed[n]), scaled, std::abs(scaled) / 250 + 1e-5) << "normed " << n;
+      squared += want * want;
+    }
+    const double norm = std::sqrt(squared / static_cast<double>(dim) + kEps);
+    for (int64_t n = 0; n < kOut; ++n) {
+      double want = 0;
+      for (int64_t k = 0; k < dim; ++k) want += to_float(normed[k]) * second.exact[n * dim + k];
+      ASSERT_NEAR(y[n], want / norm + bias.exact[n], tolerance(dim)) << "output " << n;
+    }
+  }
+}
+
 TEST(CudaLinear, FewRowsAreOfSixteenBitsAndAligned) {
   alignas(16) static const char memory[64] = {};
   cuda::LinearParams p{.x = memory, .x_head_stride = 8, .weight = memory, .in_features = 8};

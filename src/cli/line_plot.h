@@ -1,0 +1,23 @@
+// Figures of lines over a logarithmic axis, as SVG.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace replayssm::cli {
+
+struct PlotLine {
+  std::string name;
+  std::vector<double> x, y;  // as many of each
+};
+
+struct LinePlot {
+  std::string title, x_label;
+  std::vector<PlotLine> lines;
+};
+
+// The plots side by side. x is above 0, its ticks are the first line's values; y begins at 0.
+std::string svg(std::span<const LinePlot> plots);
+
+}  // namespace replayssm::cli
