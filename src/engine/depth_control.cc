@@ -11,14 +11,13 @@ namespace replayssm {
 namespace {
 
 constexpr int64_t kPlainEvery = 256;  // passes after which plain ones are measured anew
-constexpr int64_t kTenure = 64;       // passes for which the same request tries
 
 }  // namespace
 
 // Few counts stay apart, many fall together.
 int64_t CostCurve::bucket(int64_t count) {
   int64_t unit = 1;
-  constexpr int64_t kApart = 32;
+  constexpr int64_t kApart = 256;
   while (count / unit > kApart) unit *= 2;
   return count / unit * unit;
 }
@@ -88,7 +87,8 @@ void DepthControl::choose(std::span<DraftRequest> requests) {
     double tokens = static_cast<double>(sequences), best = 0;
     int64_t drafted = 0, best_drafted = 0;
     std::vector<int64_t> order;
-    best = tokens / (costs.pass.at(sequences) + costs.draft.at(0));
+    constexpr double kCertain = 1.01;  // what measurements are not sure of is no gain
+    best = kCertain * tokens / (costs.pass.at(sequences) + costs.draft.at(0));
     while (!gains.empty() && sequences + drafted < most_rows_) {
       const auto [gain, index] = gains.top();
       gains.pop();
@@ -106,13 +106,17 @@ void DepthControl::choose(std::span<DraftRequest> requests) {
     for (size_t i = best_drafted; i < order.size(); ++i) --requests[order[i]].depth;
   }
   if (std::ranges::all_of(requests, [](const auto& request) { return request.depth == 0; }))
-    probe(requests.first(requests.size()));
+    probe(requests, costs);
   for (int64_t i = 0; i < sequences; ++i) requests[i].depth = std::min(requests[i].depth, most[i]);
 }
 
-void DepthControl::probe(std::span<DraftRequest> requests) {
-  if (passes_ % kProbeEvery != 0) return;
-  requests[passes_ / kTenure % requests.size()].depth = 1;
+// So seldom that it costs no more than a hundredth.
+void DepthControl::probe(std::span<DraftRequest> requests, const Costs& costs) {
+  constexpr int64_t kMostOften = 8, kShare = 100;
+  const auto sequences = std::ssize(requests);
+  const double plain = costs.pass.at(sequences), more = costs.pass.at(sequences + 1);
+  const auto wait = plain > 0 ? static_cast<int64_t>(kShare * (more / plain - 1)) : kMostOften;
+  if (passes_ % std::max(wait, kMostOften) == 0) requests[trying(sequences)].depth = 1;
 }
 
 }  // namespace replayssm

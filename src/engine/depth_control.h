@@ -33,8 +33,6 @@ class CostCurve {
 
 class DepthControl {
  public:
-  static constexpr int64_t kProbeEvery = 8;  // passes, where nothing is drafted
-
   DepthControl(int64_t most_rows, bool adaptive) : most_rows_(most_rows), adaptive_(adaptive) {}
 
   // A pass over `rows` rows of so many decoding sequences; drafts of so many tokens for them.
@@ -45,13 +43,17 @@ class DepthControl {
   // token of a draft brings the probability that all before it and itself are accepted, and costs a
   // row. Where nothing is drafted, one request in turn tries.
   void choose(std::span<DraftRequest> requests);
+  // Which of so many requests tries at present.
+  int64_t trying(int64_t requests) const { return passes_ / kTenure % requests; }
 
  private:
+  static constexpr int64_t kTenure = 256;  // passes for which the same request tries
+
   struct Costs {
     CostCurve pass, draft;
   };
   Costs& costs_of(int64_t sequences);
-  void probe(std::span<DraftRequest> requests);
+  void probe(std::span<DraftRequest> requests, const Costs& costs);
 
   int64_t most_rows_;
   bool adaptive_;

@@ -249,7 +249,8 @@ void Engine::Impl::draft(const Schedule& schedule, const std::vector<Verdict>& v
       const int32_t at = i < schedule.decodes ? verdicts[i].rows[row] : row;
       rows.push_back(batch.query_start[i] + at);
     }
-    int64_t depth = sequence->prefilling ? 0 : speculation->most_depth(*sequence);
+    const bool drafts = !sequence->prefilling && !sequence->constraint;
+    int64_t depth = drafts ? speculation->most_depth(*sequence) : 0;
     if (paged && !kv.grow(sequence->blocks, sequence->size() + depth)) depth = 0;
     requests.push_back({.sequence = sequence,
                         .rows = std::span(rows).subspan(first),

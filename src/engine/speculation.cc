@@ -86,13 +86,15 @@ int64_t Speculation::most_depth(const Sequence& sequence) const {
 // Those that the drafter is to hear of: it follows sequences that have not been drafted for in a
 // while no longer, which costs the head a pass.
 std::vector<DraftRequest> Speculation::awake(std::span<const DraftRequest> requests) const {
-  constexpr int64_t kLongest = DepthControl::kProbeEvery;
+  constexpr int64_t kLongest = 8;
   std::vector<DraftRequest> awake;
-  for (const DraftRequest& request : requests) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const DraftRequest& request = requests[i];
+    const bool tries = depths_.trying(std::ssize(requests)) == static_cast<int64_t>(i);
     Acceptance& acceptance = request.sequence->acceptance;
     const bool idle = request.depth == 0 && !request.sequence->prefilling;
     acceptance.idle = idle ? acceptance.idle + 1 : 0;
-    if (acceptance.idle < kLongest) awake.push_back(request);
+    if (tries || acceptance.idle < kLongest) awake.push_back(request);
   }
   return awake;
 }

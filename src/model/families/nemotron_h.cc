@@ -209,7 +209,7 @@ void read_weights(WeightReader& reader, const ModelConfig& config, ModelWeights&
         read_layer(reader, concat(roots.body, "layers.", i, "."), config.layers[i], config));
   }
   const std::string mtp = roots.head + "mtp.";
-  if (!config.mtp.empty() && reader.may_have(mtp)) {
+  if (!config.mtp.empty() && reader.may_have(mtp + "layers.0.enorm.")) {
     weights.mtp.push_back(read_mtp(reader, mtp + "layers.", config));
   } else {
     reader.skip(mtp);
