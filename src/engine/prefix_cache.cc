@@ -11,7 +11,7 @@ namespace replayssm {
 namespace {
 
 constexpr int64_t kBlock = KvPool::kBlockSize;
-constexpr int64_t kMostNodes = 1 << 16;
+constexpr int64_t kLeastNodes = 1 << 10, kMostNodes = 1 << 16;
 
 // FNV-1a over the parent and the block's tokens. Equal keys are told apart by the tokens.
 uint64_t key_of(const void* parent, std::span<const int32_t> tokens) {
@@ -27,11 +27,18 @@ int64_t whole_chunks(int64_t tokens) { return tokens / kPrefillChunk * kPrefillC
 
 PrefixCache::PrefixCache(SlotPool& slots, KvPool* kv, int64_t bytes, int64_t interval,
                          Memory& memory)
-    : slots_(slots), kv_(kv), interval_(interval), snapshot_bytes_(slots.snapshot_bytes()) {
+    : slots_(slots),
+      kv_(kv),
+      interval_(interval),
+      snapshot_bytes_(slots.snapshot_bytes()),
+      most_nodes_(kMostNodes) {
   if (interval < kPrefillChunk || interval % kPrefillChunk != 0) {
     fail("prefix_interval: expected a multiple of ", kPrefillChunk, ", got ", interval);
   }
   constexpr int64_t kMostEntries = 1 << 16;
+  // The host hands out a pool's memory as it is used: kept blocks must not use all of it up.
+  if (kv && memory.capacity().total == 0)
+    most_nodes_ = std::clamp(bytes / kv->block_bytes(), kLeastNodes, kMostNodes);
   const int64_t entries =
       snapshot_bytes_ == 0 ? kMostEntries : std::min(bytes / snapshot_bytes_, kMostEntries);
   if (entries == 0) {
@@ -151,7 +158,7 @@ void PrefixCache::publish(std::span<const int32_t> tokens, std::span<const int32
     node = next;
   }
   touch(node);
-  while (std::ssize(nodes_) > kMostNodes) remove(nodes_.begin());
+  while (std::ssize(nodes_) > most_nodes_) remove(nodes_.begin());
   if (slot < 0 || node == roots_.begin() || node->entry >= 0) return;
   const int32_t index = take_entry();
   node->entry = index;

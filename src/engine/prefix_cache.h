@@ -30,7 +30,8 @@ class PrefixCache {
     int64_t evicted_blocks = 0, evicted_snapshots = 0;  // so far
   };
 
-  // `kv` is null for models without attention. Of `bytes` as many snapshots are made as fit; throws
+  // `kv` is null for models without attention. Of `bytes` as many snapshots are made as fit, and on
+  // the host as many KV blocks again are kept, but a thousand in any case; throws
   // Error where that is none. A multiple of kPrefillChunk tokens lies between regular snapshots.
   PrefixCache(SlotPool& slots, KvPool* kv, int64_t bytes, int64_t interval,
               Memory& memory = host_memory());
@@ -87,7 +88,7 @@ class PrefixCache {
 
   SlotPool& slots_;
   KvPool* kv_;
-  int64_t interval_, snapshot_bytes_;
+  int64_t interval_, snapshot_bytes_, most_nodes_;
   Buffer memory_;
   std::vector<int32_t> free_entries_;
   std::vector<Nodes::iterator> owners_;  // of entries
