@@ -46,7 +46,8 @@ TEST(CommandLine, RefusesMissingAndUnknownCommands) {
            {{}, "expected a command (generate, serve, logits, bench), got none"},
            {{"serenade"}, "expected a command (generate, serve, logits, bench), got 'serenade'"},
            {{"bench"}, "bench: expected a command (decode, spec, op, serve, accuracy), got none"},
-           {{"bench", "magic"}, "bench: expected a command (decode, spec, op, serve, accuracy), got 'magic'"},
+           {{"bench", "magic"},
+            "bench: expected a command (decode, spec, op, serve, accuracy), got 'magic'"},
            {{"--verbose"}, "--verbose"}}) {
     expect_error(c);
   }
