@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -121,7 +122,9 @@ class Windows {
     std::vector<std::vector<int32_t>> right(kSequences);  // rows of the text's tokens
     for (int32_t s = 0; s < kSequences; ++s) {
       pass_.add(s, done_[s], tables_[s]);
-      const int64_t window = random(kMostWindow + 1);  // nothing at all is legal too
+      // Nothing at all is legal too.
+      const int64_t window =
+          std::min<int64_t>(random(kMostWindow + 1), std::ssize(text_) - done_[s]);
       int32_t tail = -1;
       for (int32_t row = 0; row < window; ++row) {
         const bool stranger = trees_ && random(3) == 0;
@@ -148,7 +151,9 @@ class Windows {
         double square = 0, difference = 0;
         for (int64_t v = 0; v < vocab; ++v) {
           square += double{target[v]} * target[v];
-          difference = std::max(difference, std::abs(double{row[v]} - target[v]));
+          const double error = std::abs(double{row[v]} - target[v]);
+          difference = std::isnan(error) ? std::numeric_limits<double>::infinity()
+                                         : std::max(difference, error);
         }
         worst = std::max(worst, difference / std::sqrt(square / static_cast<double>(vocab)));
       }
