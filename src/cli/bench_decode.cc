@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "cli/decode_report.h"
+#include "cli/line_plot.h"
 #include "cli/median.h"
 #include "cli/progress.h"
 #include "cli/setup.h"
@@ -369,11 +369,7 @@ DecodeReport measure(const DecodeOptions& options, const LoadedModel& loaded) {
 void bench_decode(const DecodeOptions& options) {
   if (!options.plot.empty() && options.sweep.empty())
     fail("--plot: expected with --sweep, the batch sizes of the figure");
-  std::ofstream plot;
-  if (!options.plot.empty()) {
-    plot.open(options.plot);
-    if (!plot) fail("--plot: cannot write to ", options.plot.string());
-  }
+  PlotFile plot(options.plot);
   const auto folder = find_model(options.model);
   const LoadedModel loaded = load_model(folder, options.model);
   const std::vector<int64_t> sizes =
@@ -387,8 +383,7 @@ void bench_decode(const DecodeOptions& options) {
   }
   if (options.sweep.empty()) return print(options.json ? json(reports[0]) : table(reports[0]));
   print(options.json ? sweep_json(reports) : sweep_table(reports));
-  if (!options.plot.empty() && !(plot << sweep_plot(reports) << std::flush))
-    fail("--plot: cannot write to ", options.plot.string());
+  if (!options.plot.empty()) plot.write(sweep_plot(reports));
 }
 
 }  // namespace replayssm::cli

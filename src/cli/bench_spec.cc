@@ -6,6 +6,7 @@
 #include <chrono>
 #include <map>
 
+#include "cli/line_plot.h"
 #include "cli/median.h"
 #include "cli/progress.h"
 #include "cli/setup.h"
@@ -244,6 +245,7 @@ std::vector<std::vector<int32_t>> make_prompts(const SpecOptions& options,
 }  // namespace
 
 void bench_spec(const SpecOptions& options) {
+  PlotFile figure(options.plot);
   const auto folder = find_model(options.model);
   const LoadedModel loaded = load_model(folder, options.model, options.speculative);
   const std::vector<std::string>& modes = options.modes.empty() ? all_modes() : options.modes;
@@ -257,6 +259,7 @@ void bench_spec(const SpecOptions& options) {
     if (!options.json) print(table(reports.back()));
   }
   if (options.json) print(json(reports));
+  if (!options.plot.empty()) figure.write(plot(reports));
 }
 
 }  // namespace replayssm::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ struct SpecOptions {
   std::string text;                // whose pieces are the prompts; empty: random tokens
   std::vector<std::string> modes;  // empty: all
   bool json = false;
+  std::filesystem::path plot{};  // where a figure goes; empty: nowhere
 };
 
 void bench_spec(const SpecOptions& options);
@@ -51,5 +53,6 @@ struct SpecReport {
 
 std::string table(const SpecReport& report);
 std::string json(const std::vector<SpecReport>& reports);
+std::string plot(const std::vector<SpecReport>& reports);  // over batch sizes, as SVG
 
 }  // namespace replayssm::cli

@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include "core/check.h"
+
 namespace replayssm::cli {
 namespace {
 
@@ -119,6 +121,16 @@ std::string svg(std::span<const LinePlot> plots) {
   for (size_t i = 0; i < plots.size(); ++i)
     out += Drawing(plots[i], kWidth * static_cast<double>(i)).text();
   return out + "</svg>\n";
+}
+
+PlotFile::PlotFile(const std::filesystem::path& path) : path_(path) {
+  if (path.empty()) return;
+  file_.open(path);
+  if (!file_) fail("--plot: cannot write to ", path.string());
+}
+
+void PlotFile::write(const std::string& figure) {
+  if (!(file_ << figure << std::flush)) fail("--plot: cannot write to ", path_.string());
 }
 
 }  // namespace replayssm::cli

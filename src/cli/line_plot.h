@@ -1,6 +1,8 @@
 // Figures of lines over a logarithmic axis, as SVG.
 #pragma once
 
+#include <filesystem>
+#include <fstream>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,5 +21,17 @@ struct LinePlot {
 
 // The plots side by side. x is above 0, its ticks are the first line's values; y begins at 0.
 std::string svg(std::span<const LinePlot> plots);
+
+// Where a command's figure goes (--plot), opened before anything is measured; an empty path:
+// nowhere. Throws Error where it cannot be written to.
+class PlotFile {
+ public:
+  explicit PlotFile(const std::filesystem::path& path);
+  void write(const std::string& figure);
+
+ private:
+  std::filesystem::path path_;
+  std::ofstream file_;
+};
 
 }  // namespace replayssm::cli

@@ -33,6 +33,15 @@ SpeculativeConfig drafts_of(const Drafts& drafts) {
   return config;
 }
 
+std::vector<int64_t> parse_sizes(const std::string& text) {
+  std::vector<int64_t> sizes = parse_list("--batch-size", text, false);
+  for (const int64_t size : sizes) {
+    if (size < 1 || size > kMostSequences)
+      fail("--batch-size: expected sizes from 1 to ", kMostSequences, ", got ", size);
+  }
+  return sizes;
+}
+
 }  // namespace
 
 void add_bench_spec(CLI::App& parent, std::function<void()>& command) {
@@ -42,15 +51,9 @@ void add_bench_spec(CLI::App& parent, std::function<void()>& command) {
   const auto options = std::make_shared<SpecOptions>();
   const auto drafts = std::make_shared<Drafts>();
   add_model(app, options->model);
-  const auto sizes = [options](const std::string& flag, const std::string& text) {
-    options->batch_sizes = parse_list(flag, text, false);
-    for (const int64_t size : options->batch_sizes) {
-      if (size < 1 || size > kMostSequences)
-        fail(flag, ": expected sizes from 1 to ", kMostSequences, ", got ", size);
-    }
-  };
   app.add_option_function<std::string>(
-         "--batch-size", [sizes](const std::string& text) { sizes("--batch-size", text); },
+         "--batch-size",
+         [options](const std::string& text) { options->batch_sizes = parse_sizes(text); },
          "Sequences; several sizes one after another")
       ->type_name("N,N,...")
       ->default_str("1");
@@ -84,6 +87,8 @@ void add_bench_spec(CLI::App& parent, std::function<void()>& command) {
       ->capture_default_str();
   add_seed(app, options->sampling.seed, "Of prompts and random numbers");
   add_switch(app, "--json", options->json, "JSON instead of tables");
+  app.add_option("--plot", options->plot, "Also draws the batch sizes into this file, as SVG")
+      ->type_name("FILE");
   add_state(app, options->state);
   add_read_dtype(app, options->state);
   add_max_num_batched_tokens(app, options->limits);

@@ -104,6 +104,52 @@ TEST(BenchDecode, SweepsOverBatchSizes) {
   EXPECT_NE(run({"bench", "decode", "tiny-qwen3.5", "--plot", "x.svg"}).status, 0);
 }
 
+// All drafts are right: a window of two always brings three tokens.
+TEST(BenchSpec, ComparesWaysOfDecodingOverBatchSizes) {
+  const std::string plot = ::testing::TempDir() + "spec.svg";
+  const json reports = parsed({"bench",
+                               "spec",
+                               "tiny-qwen3.5",
+                               "--batch-size",
+                               "1,2",
+                               "--num-steps",
+                               "4",
+                               "--warmup-steps",
+                               "1",
+                               "--repeats",
+                               "1",
+                               "--prompt-len",
+                               "8",
+                               "--simulate-acceptance",
+                               "3",
+                               "--num-speculative-tokens",
+                               "2",
+                               "--speculative-config",
+                               R"({"method": "ngram", "adaptive": false})",
+                               "--json",
+                               "--plot",
+                               plot});
+  ASSERT_EQ(reports.size(), 2);
+  const std::vector<std::string> modes = {"conventional", "standard", "snapshot-spec",
+                                          "replay-spec"};
+  for (const json& report : reports) {
+    ASSERT_EQ(report["results"].size(), modes.size());
+    for (size_t i = 0; i < modes.size(); ++i) {
+      const json& result = report["results"][i];
+      EXPECT_EQ(result["mode"], modes[i]);
+      EXPECT_GT(result["tokens_per_second"], 0);
+      EXPECT_NEAR(result["acceptance_length"], i < 2 ? 1 : 3, 1e-9);
+      EXPECT_GT(result["most_requests"], 0);
+    }
+    EXPECT_GT(report["results"][3]["most_requests"], report["results"][2]["most_requests"]);
+  }
+  std::stringstream figure;
+  figure << std::ifstream(plot).rdbuf();
+  for (const std::string& mode : modes)
+    EXPECT_NE(figure.str().find(">" + mode + "</text>"), std::string::npos) << mode;
+  EXPECT_NE(run({"bench", "spec", "tiny-qwen3.5", "--plot", "/nowhere/x.svg"}).status, 0);
+}
+
 // Every instruction set sums in another order, to the same logits within what the project promises.
 TEST(Logits, AgreeOnEveryInstructionSet) {
   const auto logits = [](const std::string& target) {
