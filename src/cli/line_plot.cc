@@ -11,8 +11,8 @@
 namespace replayssm::cli {
 namespace {
 
-constexpr double kWidth = 420, kHeight = 320;                       // of a plot
-constexpr double kLeft = 64, kRight = 16, kTop = 36, kBottom = 48;  // around its lines
+constexpr double kWidth = 420, kHeight = 344;                       // of a plot
+constexpr double kLeft = 64, kRight = 16, kTop = 36, kBottom = 72;  // around its lines
 constexpr std::array kColours = {"#6b6b6b", "#c2701c", "#1c6dc2", "#2c8a3e", "#8a2c7a"};
 
 std::string escaped(const std::string& text) {
@@ -64,7 +64,7 @@ class Drawing {
 
   std::string text() const {
     std::string out = text_at(left_ + width() / 2, kTop - 14, "middle", plot_.title);
-    out += text_at(left_ + width() / 2, kHeight - 10, "middle", plot_.x_label);
+    out += text_at(left_ + width() / 2, kHeight - 34, "middle", plot_.x_label);
     const int ticks = static_cast<int>(std::lround(largest_ / tick_));
     for (int i = 0; i <= ticks; ++i) {
       const double y = i * tick_;
@@ -98,9 +98,11 @@ class Drawing {
     }
     out += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n",
                        points, colour);
-    const double y = kTop + 14 + 16 * static_cast<double>(index);
-    out +=
-        fmt::format("<g fill=\"{}\">{}</g>\n", colour, text_at(left_ + 8, y, "start", line.name));
+    // Names stand side by side below, where no line runs.
+    const double share = (width() + kLeft) / static_cast<double>(plot_.lines.size());
+    const double x = left_ - kLeft + share * (static_cast<double>(index) + 0.5);
+    out += fmt::format("<g fill=\"{}\">{}</g>\n", colour,
+                       text_at(x, kHeight - 12, "middle", line.name));
     return out;
   }
 
