@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -33,8 +34,10 @@ class Server:
                 break
         else:
             raise RuntimeError("the server did not start: " + "".join(self.log))
-        os.set_blocking(self.process.stderr.fileno(), False)
         self.url = f"http://127.0.0.1:{self.port}"
+        # A pipe that nobody empties would stop the server.
+        self.reader = threading.Thread(target=self.collect_log, daemon=True)
+        self.reader.start()
 
     def __enter__(self):
         return self
@@ -49,20 +52,19 @@ class Server:
     def wait(self, seconds=40):
         deadline = time.time() + seconds
         while self.process.poll() is None:
-            self.read_log()  # a full pipe would stop it
             if time.time() > deadline:
                 self.process.kill()
                 raise RuntimeError("the server did not end")
             time.sleep(0.01)
-        self.read_log()
+        self.reader.join()
         self.process.stderr.close()
         return self.process.returncode
 
+    def collect_log(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+
     def read_log(self):
-        try:
-            self.log.append(self.process.stderr.read() or "")
-        except (BlockingIOError, TypeError, ValueError):
-            pass
         return "".join(self.log)
 
     def get(self, path, headers=None):

@@ -224,7 +224,7 @@ class Api(unittest.TestCase):
         self.assertEqual(headers["X-Request-Id"], "mine-1")
         _, headers, _ = self.server.get("/health", {"X-Request-Id": "a b\tc"})
         self.assertRegex(headers["X-Request-Id"], "^[0-9a-f]{24}$")
-        self.assertIn("request id=mine-1 ", self.server.read_log())
+        self.server.wait_for(lambda: "request id=mine-1 " in self.server.read_log())
 
     def test_curl(self):
         command = ["curl", "-sS", "-N", self.server.url + "/v1/completions", "-H",

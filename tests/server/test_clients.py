@@ -56,7 +56,7 @@ class Clients(unittest.TestCase):
                 connection.close()
         self.expect_well()
         self.expect_nothing_left(before)
-        self.assertIn("status=499", self.server.read_log())
+        self.server.wait_for(lambda: "status=499" in self.server.read_log())
 
     def test_half_requests_and_idle_connections(self):
         before = self.server.descriptors()
