@@ -43,7 +43,7 @@ struct SpecResult {
 };
 
 struct SpecReport {
-  std::string model, method;
+  std::string model{}, method{};
   int64_t batch_size = 0, tokens = 0;
   double simulated_length = 0;
   int64_t memory = 0;  // for requests

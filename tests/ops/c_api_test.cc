@@ -265,7 +265,7 @@ TEST(CApiFunctions, MistakesAreNamedAndNothingIsThrown) {
   refused(replayssm_delta_gates(context.get(), &gates), "beta: expected memory");
   const int32_t query_start[] = {0, 1}, slot = 3;
   replayssm_cursor cursor{};
-  const replayssm_batch batch{1, query_start, &slot, &cursor, {4, 1, 4}, nullptr};
+  const replayssm_batch batch{1, query_start, &slot, &cursor, {4, 1, 4}, nullptr, nullptr};
   refused(replayssm_check_batch(context.get(), &batch, 2),
           "batch.slot[0]: expected -1 or a slot below 2, got 3");
   const replayssm_shape huge{REPLAYSSM_MAMBA2, 1, 1, int64_t{1} << 44, 8};
