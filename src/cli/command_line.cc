@@ -67,16 +67,7 @@ void add_generate(CLI::App& parent, Command& command) {
       ->type_name("N,N,...");
   add_switch(app, "--ignore-eos", options->ignore_eos, "Go on past the end-of-text tokens");
   add_sampling(app, options->sampling);
-  add_route(app, options->route);
-  add_state(app, options->state);
-  add_read_dtype(app, options->state);
-  add_speculation(app, options->speculation);
-  add_max_num_seqs(app, options->limits);
-  add_max_num_batched_tokens(app, options->limits);
-  add_gpu_memory_utilization(app, options->limits);
-  add_number(app, "--max-model-len", options->limits.max_model_len, 1, kMostTokens,
-             "Longest prompt and output together")
-      ->default_str("the model's own limit");
+  add_decoding(app, *options);
   app.callback([options, &command] { command = [options] { generate(*options); }; });
 }
 

@@ -2,29 +2,26 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <array>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "cli/line_plot.h"
 
 namespace replayssm::cli {
+std::array<std::pair<const char*, double>, 8> stage_list(const StageTimes& times) {
+  return {{{"embed", times.embed},
+           {"norm", times.norm},
+           {"matmul", times.matmul},
+           {"conv", times.conv},
+           {"ssm", times.ssm},
+           {"attention", times.attention},
+           {"other", times.other},
+           {"sample", times.sample}}};
+}
+
 namespace {
 
 constexpr double kMega = 1e6;
 constexpr double kGiga = 1e9;
-
-std::array<std::pair<const char*, double>, 8> stage_list(const RouteResult& result) {
-  const StageTimes& s = result.stages;
-  return {{{"embed", s.embed},
-           {"norm", s.norm},
-           {"matmul", s.matmul},
-           {"conv", s.conv},
-           {"ssm", s.ssm},
-           {"attention", s.attention},
-           {"other", s.other},
-           {"sample", s.sample}}};
-}
 
 double ssm_bandwidth(const RouteResult& result) {
   return result.stages.ssm > 0 ? result.traffic.total() / (result.stages.ssm / 1e3) : 0;
@@ -79,11 +76,10 @@ std::string table(const DecodeReport& report) {
         gain.predicted_ssm);
   }
   text += fmt::format("\n{:<18}", "ms/step");
-  for (const auto& [name, ms] : stage_list(report.results.front()))
-    text += fmt::format("{:>10}", name);
+  for (const auto& [name, ms] : stage_list({})) text += fmt::format("{:>10}", name);
   for (const RouteResult& result : report.results) {
     text += fmt::format("\n{:<18}", route_name(result.route));
-    for (const auto& [name, ms] : stage_list(result)) text += fmt::format("{:>10.3f}", ms);
+    for (const auto& [name, ms] : stage_list(result.stages)) text += fmt::format("{:>10.3f}", ms);
   }
   return text + "\n";
 }
@@ -95,7 +91,7 @@ nlohmann::ordered_json document_of(const DecodeReport& report) {
   for (const RouteResult& result : report.results) {
     const SpeedUp gain = speed_up(report, result);
     nlohmann::ordered_json stages;
-    for (const auto& [name, ms] : stage_list(result)) stages[name] = ms;
+    for (const auto& [name, ms] : stage_list(result.stages)) stages[name] = ms;
     results.push_back({{"route", route_name(result.route)},
                        {"ms_per_step", result.ms_per_step},
                        {"tokens_per_second", tokens_per_second(report, result)},

@@ -1,9 +1,11 @@
 // What `bench decode` has measured, and how it is shown.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/bandwidth.h"
@@ -19,6 +21,9 @@ struct RouteResult {
   StageTimes stages;     // milliseconds
   StateTraffic traffic;  // computed: of all rows and layers
 };
+
+// Stages by the names that reports give them.
+std::array<std::pair<const char*, double>, 8> stage_list(const StageTimes& times);
 
 struct DecodeReport {
   std::string model{};

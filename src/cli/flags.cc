@@ -205,4 +205,17 @@ void add_gpu_memory_utilization(CLI::App& app, LimitOptions& options) {
       ->default_str("0.9");
 }
 
+void add_decoding(CLI::App& app, DecodingOptions& options) {
+  add_route(app, options.route);
+  add_state(app, options.state);
+  add_read_dtype(app, options.state);
+  add_speculation(app, options.speculation);
+  add_max_num_seqs(app, options.limits);
+  add_max_num_batched_tokens(app, options.limits);
+  add_gpu_memory_utilization(app, options.limits);
+  add_number(app, "--max-model-len", options.limits.max_model_len, 1, kMostTokens,
+             "Longest prompt and output together")
+      ->default_str("the model's own limit");
+}
+
 }  // namespace replayssm::cli

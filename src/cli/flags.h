@@ -61,5 +61,7 @@ void add_speculation(CLI::App& app, SpeculationOptions& options);
 void add_max_num_seqs(CLI::App& app, LimitOptions& options);
 void add_max_num_batched_tokens(CLI::App& app, LimitOptions& options);
 void add_gpu_memory_utilization(CLI::App& app, LimitOptions& options);
+// All but the model.
+void add_decoding(CLI::App& app, DecodingOptions& options);
 
 }  // namespace replayssm::cli

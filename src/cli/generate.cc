@@ -88,18 +88,6 @@ std::vector<std::vector<int32_t>> read_prompts(const GenerateOptions& options,
   return prompts;
 }
 
-EngineOptions engine_options(const GenerateOptions& options, const ModelConfig& config) {
-  return {.route = options.route.route(),
-          .ring = {.buffer_len = options.state.buffer_len},
-          .state_dtype = state_dtype(options.state, config),
-          .read_dtype = options.state.read_dtype,
-          .max_num_seqs = options.limits.max_num_seqs,
-          .max_num_batched_tokens = options.limits.batched_tokens(),
-          .max_model_len = options.limits.max_model_len,
-          .memory_utilization = options.limits.gpu_memory_utilization,
-          .speculative = speculation_of(options.speculation, options.route)};
-}
-
 Timing run(Engine& engine, const GenerateOptions& options, const Tokenizer& tokenizer,
            Printer& printer) {
   Timing timing;
@@ -137,11 +125,8 @@ void generate(const GenerateOptions& options) {
   const std::filesystem::path folder = find_model(options.model);
   const Tokenizer tokenizer(folder);
   const auto prompts = read_prompts(options, folder, tokenizer);
-  const auto speculation = speculation_of(options.speculation, options.route);
-  const LoadedModel loaded = load_model(folder, options.model, speculation);
-  EngineOptions engine_setup = engine_options(options, loaded.model->config());
-  engine_setup.draft_model = loaded.draft_model.get();
-  Engine engine(*loaded.model, &tokenizer, engine_setup);
+  const LoadedModel loaded = load_model(folder, options);
+  Engine engine(*loaded.model, &tokenizer, engine_options(options, loaded));
   if (engine.memory_plan().total > 0) spdlog::info(to_string(engine.memory_plan()));
   for (const std::vector<int32_t>& prompt : prompts) {
     engine.add({.prompt = prompt,
@@ -156,7 +141,7 @@ void generate(const GenerateOptions& options) {
   spdlog::info("prompt {} tokens, prefill {:.1f} tokens/s; decode {} tokens, {:.1f} tokens/s",
                timing.prefill_tokens, rate(timing.prefill_tokens, timing.prefill_seconds),
                timing.decode_tokens, rate(timing.decode_tokens, timing.decode_seconds));
-  if (speculation) report(engine.stats().speculation);
+  if (options.speculation.config) report(engine.stats().speculation);
 }
 
 }  // namespace replayssm::cli

@@ -8,12 +8,7 @@
 
 namespace replayssm::cli {
 
-struct GenerateOptions {
-  ModelOptions model;
-  StateOptions state;
-  RouteOptions route;
-  LimitOptions limits;
-  SpeculationOptions speculation;
+struct GenerateOptions : DecodingOptions {
   SamplingParams sampling;
   std::vector<std::string> prompts;  // none: prompt_file
   std::string prompt_file = "-";     // "-" = standard input

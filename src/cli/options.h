@@ -56,4 +56,13 @@ struct LimitOptions {
   }
 };
 
+// How an engine decodes a model's sequences.
+struct DecodingOptions {
+  ModelOptions model;
+  StateOptions state;
+  RouteOptions route;
+  LimitOptions limits;
+  SpeculationOptions speculation;
+};
+
 }  // namespace replayssm::cli

@@ -16,21 +16,14 @@ namespace {
 
 constexpr double kGib = 1 << 30;
 
-EngineOptions engine_options(const ServeOptions& options, const ModelConfig& config) {
+EngineOptions serving_options(const ServeOptions& options, const LoadedModel& loaded) {
   const auto bytes = [](double gib) { return static_cast<int64_t>(gib * kGib); };
-  return {.route = options.route.route(),
-          .ring = {.buffer_len = options.state.buffer_len},
-          .state_dtype = state_dtype(options.state, config),
-          .read_dtype = options.state.read_dtype,
-          .max_num_seqs = options.limits.max_num_seqs,
-          .max_num_batched_tokens = options.limits.batched_tokens(),
-          .max_model_len = options.limits.max_model_len,
-          .kv_blocks = options.kv_blocks,
-          .memory_utilization = options.limits.gpu_memory_utilization,
-          .prefix_cache_bytes = options.prefix_caching ? bytes(options.prefix_cache_gib) : 0,
-          .prefix_interval = options.prefix_interval,
-          .swap_bytes = bytes(options.swap_gib),
-          .speculative = speculation_of(options.speculation, options.route)};
+  EngineOptions engine = engine_options(options, loaded);
+  engine.kv_blocks = options.kv_blocks;
+  engine.prefix_cache_bytes = options.prefix_caching ? bytes(options.prefix_cache_gib) : 0;
+  engine.prefix_interval = options.prefix_interval;
+  engine.swap_bytes = bytes(options.swap_gib);
+  return engine;
 }
 
 server::ServedModel served_model(const ServeOptions& options, const std::filesystem::path& folder,
@@ -79,12 +72,9 @@ void serve(const ServeOptions& options) {
   spdlog::default_logger()->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
   const std::filesystem::path folder = find_model(options.model);
   const Tokenizer tokenizer(folder);
-  const LoadedModel loaded =
-      load_model(folder, options.model, speculation_of(options.speculation, options.route));
+  const LoadedModel loaded = load_model(folder, options);
   const ModelConfig& config = loaded.model->config();
-  EngineOptions engine_setup = engine_options(options, config);
-  engine_setup.draft_model = loaded.draft_model.get();
-  Engine engine(*loaded.model, &tokenizer, engine_setup);
+  Engine engine(*loaded.model, &tokenizer, serving_options(options, loaded));
   if (engine.memory_plan().total > 0) spdlog::info(to_string(engine.memory_plan()));
   server::App app(engine, served_model(options, folder, tokenizer, engine, config),
                   app_options(options));

@@ -9,12 +9,9 @@
 
 namespace replayssm::cli {
 
-struct ServeOptions {
-  ModelOptions model;
-  StateOptions state;
-  RouteOptions route;
-  LimitOptions limits{.max_num_seqs = 32};
-  SpeculationOptions speculation;
+struct ServeOptions : DecodingOptions {
+  ServeOptions() { limits.max_num_seqs = 32; }
+
   std::string host = "127.0.0.1";
   uint16_t port = 8000;
   std::string served_name;  // none: the model's

@@ -63,16 +63,7 @@ void add_serve(CLI::App& parent, Command& command) {
   const auto options = std::make_shared<ServeOptions>();
   add_model(app, options->model);
   add_http(app, *options);
-  add_route(app, options->route);
-  add_state(app, options->state);
-  add_read_dtype(app, options->state);
-  add_speculation(app, options->speculation);
-  add_max_num_seqs(app, options->limits);
-  add_max_num_batched_tokens(app, options->limits);
-  add_gpu_memory_utilization(app, options->limits);
-  add_number(app, "--max-model-len", options->limits.max_model_len, 1, kMostTokens,
-             "Longest prompt and output together")
-      ->default_str("the model's own limit");
+  add_decoding(app, *options);
   add_cache(app, *options);
   app.callback([options, &command] { command = [options] { serve(*options); }; });
 }

@@ -109,6 +109,23 @@ LoadedModel load_model(const fs::path& folder, const ModelOptions& options,
   return loaded;
 }
 
+LoadedModel load_model(const fs::path& folder, const DecodingOptions& options) {
+  return load_model(folder, options.model, speculation_of(options.speculation, options.route));
+}
+
+EngineOptions engine_options(const DecodingOptions& options, const LoadedModel& loaded) {
+  return {.route = options.route.route(),
+          .ring = {.buffer_len = options.state.buffer_len},
+          .state_dtype = state_dtype(options.state, loaded.model->config()),
+          .read_dtype = options.state.read_dtype,
+          .max_num_seqs = options.limits.max_num_seqs,
+          .max_num_batched_tokens = options.limits.batched_tokens(),
+          .max_model_len = options.limits.max_model_len,
+          .memory_utilization = options.limits.gpu_memory_utilization,
+          .speculative = speculation_of(options.speculation, options.route),
+          .draft_model = loaded.draft_model.get()};
+}
+
 DType state_dtype(const StateOptions& options, const ModelConfig& config) {
   return options.state_dtype.value_or(config.state_dtype);
 }

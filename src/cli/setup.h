@@ -8,6 +8,7 @@
 
 #include "cli/options.h"
 #include "core/thread_pool.h"
+#include "engine/engine.h"
 #include "model/model.h"
 
 namespace replayssm::cli {
@@ -28,6 +29,10 @@ struct LoadedModel {
 LoadedModel load_model(const std::filesystem::path& folder, const ModelOptions& options,
                        const std::optional<SpeculativeConfig>& speculation);
 LoadedModel load_model(const std::filesystem::path& folder, const ModelOptions& options);
+LoadedModel load_model(const std::filesystem::path& folder, const DecodingOptions& options);
+
+// Of an engine on that model, drafts included.
+EngineOptions engine_options(const DecodingOptions& options, const LoadedModel& loaded);
 
 // The recurrent state's type: as asked for, or as the model's files recommend.
 DType state_dtype(const StateOptions& options, const ModelConfig& config);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/bench_spec.h"
+#include "cli/decode_report.h"
 #include "cli/line_plot.h"
 
 namespace replayssm::cli {
@@ -16,20 +17,6 @@ std::string positions(const SpecResult& result) {
   std::string text;
   for (const double share : result.accepted) text += fmt::format(" {:.2f}", share);
   return text;
-}
-
-const char* stage_name(Stage stage) {
-  switch (stage) {
-    case Stage::kEmbed: return "embed";
-    case Stage::kNorm: return "norm";
-    case Stage::kMatmul: return "matmul";
-    case Stage::kConv: return "conv";
-    case Stage::kSsm: return "ssm";
-    case Stage::kAttention: return "attention";
-    case Stage::kSample: return "sample";
-    case Stage::kOther: break;
-  }
-  return "other";
 }
 
 }  // namespace
@@ -51,11 +38,11 @@ std::string table(const SpecReport& report) {
         static_cast<double>(result.request_bytes) / kMega, result.most_requests);
   }
   text += fmt::format("\n{:<15}", "ms/step");
-  for (const Stage stage : kStages) text += fmt::format("{:>11}", stage_name(stage));
+  for (const auto& [name, _] : stage_list({})) text += fmt::format("{:>11}", name);
   for (const SpecResult& result : report.results) {
     text += fmt::format("\n{:<15}", result.mode);
-    StageTimes stages = result.stages;
-    for (const Stage stage : kStages) text += fmt::format("{:>11.3f}", stages[stage] * 1e3);
+    for (const auto& [_, seconds] : stage_list(result.stages))
+      text += fmt::format("{:>11.3f}", seconds * 1e3);
   }
   text += "\n\n";
   for (const SpecResult& result : report.results) {
@@ -72,8 +59,7 @@ std::string json(const std::vector<SpecReport>& reports) {
     nlohmann::ordered_json results = nlohmann::ordered_json::array();
     for (const SpecResult& result : report.results) {
       nlohmann::ordered_json stage_ms;
-      StageTimes stages = result.stages;
-      for (const Stage stage : kStages) stage_ms[stage_name(stage)] = stages[stage] * 1e3;
+      for (const auto& [name, seconds] : stage_list(result.stages)) stage_ms[name] = seconds * 1e3;
       results.push_back({{"mode", result.mode},
                          {"tokens_per_second", result.tokens_per_second},
                          {"acceptance_length", result.length},

@@ -10,6 +10,7 @@
 #include "engine/pass_builder.h"
 #include "engine/scheduler.h"
 #include "engine/speculation.h"
+#include "engine/state_view.h"
 
 namespace replayssm {
 
@@ -57,17 +58,7 @@ struct Engine::Impl {
              std::span<const bool> finished);
   std::vector<RequestOutput> step();
 
-  StateView state() const {
-    return {.route = options.route,
-            .ring = options.ring,
-            .cursors = slots.cursors(),
-            .recurrent = slots.recurrent(),
-            .conv_inputs = slots.conv_inputs(),
-            .kv_keys = kv.keys(),
-            .kv_values = kv.values(),
-            .kv_block_size = KvPool::kBlockSize,
-            .snapshots = slots.snapshots()};
-  }
+  StateView state() const { return state_view(options.route, slots, kv); }
 
   Model& model;
   const Tokenizer* tokenizer;

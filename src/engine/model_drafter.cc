@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/philox.h"
 #include "engine/scheduler.h"
+#include "engine/state_view.h"
 #include "engine/verify.h"
 
 namespace replayssm {
@@ -35,15 +36,7 @@ ModelDrafter::ModelDrafter(Model& model, const EngineOptions& options)
                  .window = ring_.max_window});
 }
 
-StateView ModelDrafter::state() const {
-  return {.ring = ring_,
-          .cursors = slots_.cursors(),
-          .recurrent = slots_.recurrent(),
-          .conv_inputs = slots_.conv_inputs(),
-          .kv_keys = kv_.keys(),
-          .kv_values = kv_.values(),
-          .kv_block_size = KvPool::kBlockSize};
-}
+StateView ModelDrafter::state() const { return state_view(Route::kOutputOnly, slots_, kv_); }
 
 void ModelDrafter::release(Text& text) {
   slots_.release(text.slot);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "engine/state_view.h"
 
 namespace replayssm {
 namespace {
@@ -87,15 +88,9 @@ Batch Rows::batch(int64_t decodes, std::span<const int32_t> wanted) const {
 }
 
 StateView Rows::state() const {
-  return {.route = route_,
-          .ring = ring_,
-          .cursors = slots_.cursors(),
-          .recurrent = slots_.recurrent(),
-          .conv_inputs = slots_.conv_inputs(),
-          .kv_keys = kv_.keys(),
-          .kv_values = kv_.values(),
-          .kv_block_size = KvPool::kBlockSize,
-          .emulation = emulation_};
+  StateView state = state_view(route_, slots_, kv_);
+  state.emulation = emulation_;
+  return state;
 }
 
 std::span<const float> Rows::prefill(std::span<const RowTokens> prompts,

@@ -15,14 +15,14 @@ namespace {
 
 using Outputs = std::map<int64_t, std::vector<int32_t>>;
 
-class ModelOnDevice : public ::testing::TestWithParam<std::tuple<const char* /* model */, Device>> {
+class ModelOnDevice : public ::testing::TestWithParam<ModelAndDevice> {
  protected:
   void SetUp() override {
     const auto folder = repository() / "models" / std::get<0>(GetParam());
     const Device device = std::get<1>(GetParam());
     if (const std::string reason = obstacle(folder, device); !reason.empty())
       GTEST_SKIP() << reason;
-    model_ = load_model(folder, DType::kFloat32, device, pool_);
+    model_ = load_model({folder}, DType::kFloat32, device, pool_);
   }
 
   ThreadPool pool_{1};
@@ -32,13 +32,7 @@ class ModelOnDevice : public ::testing::TestWithParam<std::tuple<const char* /* 
 INSTANTIATE_TEST_SUITE_P(Models, ModelOnDevice,
                          ::testing::Combine(::testing::Values("tiny-nemotron-h", "tiny-qwen3.5"),
                                             ::testing::Values("cpu", "cuda")),
-                         [](const auto& info) {
-                           std::string name =
-                               std::get<0>(info.param) + ("_" + std::get<1>(info.param));
-                           std::ranges::replace_if(
-                               name, [](char c) { return c == '-' || c == '.'; }, '_');
-                           return name;
-                         });
+                         test_name);
 
 Request request_of(int seed, double temperature = 0) {
   Request request;
@@ -125,7 +119,7 @@ TEST_P(ModelOnDevice, RepeatedPassesGiveTheSameBits) {
 // the same row differs by about 1% of the logits' scale (golden_test.cc).
 TEST_P(ModelOnDevice, ARowAloneIsTheRowAmongOthers) {
   const auto folder = repository() / "models" / std::get<0>(GetParam());
-  model_ = load_model(folder, DType::kBFloat16, std::get<1>(GetParam()), pool_);
+  model_ = load_model({folder}, DType::kBFloat16, std::get<1>(GetParam()), pool_);
   const std::vector<int32_t> prompt{5, 6, 7, 90, 14};
   for (const int64_t count : {3, 12}) {
     Rows alone(*model_, {.rows = 1, .context = 64}), among(*model_, {.rows = count, .context = 64});

@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "engine/pass_builder.h"
 #include "engine/rows_fixture.h"
+#include "engine/state_view.h"
 #include "model/tokenizer.h"
 
 namespace replayssm::testing {
@@ -20,16 +21,14 @@ namespace {
 constexpr double kLogitTolerance = 2e-3;   // of the logits' root mean square: rounding in fp32
 constexpr double kMarginTolerance = 2e-3;  // of logits that decide: nats
 
-class DraftedModel : public ::testing::TestWithParam<std::tuple<const char* /* model */, Device>> {
+class DraftedModel : public ::testing::TestWithParam<ModelAndDevice> {
  protected:
   void SetUp() override {
     folder_ = repository() / "models" / std::get<0>(GetParam());
     const Device& device = std::get<1>(GetParam());
     if (const std::string reason = obstacle(folder_, device); !reason.empty())
       GTEST_SKIP() << reason;
-    const ModelSource source{.folder = folder_, .draft_head = true};
-    model_ = device == "cuda" ? load_cuda_model(source, DType::kFloat32)
-                              : load_cpu_model(source, DType::kFloat32, pool_);
+    model_ = load_model({.folder = folder_, .draft_head = true}, DType::kFloat32, device, pool_);
   }
 
   std::vector<int32_t> text(int64_t first, int64_t count) const {
@@ -49,13 +48,7 @@ class DraftedModel : public ::testing::TestWithParam<std::tuple<const char* /* m
 INSTANTIATE_TEST_SUITE_P(Models, DraftedModel,
                          ::testing::Combine(::testing::Values("tiny-nemotron-h", "tiny-qwen3.5"),
                                             ::testing::Values("cpu", "cuda")),
-                         [](const auto& info) {
-                           std::string name =
-                               std::get<0>(info.param) + ("_" + std::get<1>(info.param));
-                           std::ranges::replace_if(
-                               name, [](char c) { return c == '-' || c == '.'; }, '_');
-                           return name;
-                         });
+                         test_name);
 
 // Sequences of the same text, whose windows hold its next tokens among strangers, as chains or as
 // trees, and of whose right tokens any number, none included, is kept.
@@ -96,16 +89,7 @@ class Windows {
     return static_cast<int64_t>(uniform(11, drawn_++) * static_cast<double>(most));
   }
 
-  StateView state() const {
-    return {.route = route_,
-            .ring = ring_,
-            .cursors = slots_.cursors(),
-            .recurrent = slots_.recurrent(),
-            .conv_inputs = slots_.conv_inputs(),
-            .kv_keys = kv_.keys(),
-            .kv_values = kv_.values(),
-            .kv_block_size = KvPool::kBlockSize};
-  }
+  StateView state() const { return state_view(route_, slots_, kv_); }
 
   void prefill() {
     pass_.clear();

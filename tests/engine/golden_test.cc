@@ -32,14 +32,6 @@ std::string first_characters(const std::string& text, int64_t count) {
   return text.substr(0, end);
 }
 
-using ModelAndDevice = std::tuple<const char* /* model */, Device>;
-
-std::string test_name(const ::testing::TestParamInfo<ModelAndDevice>& info) {
-  std::string name = std::get<0>(info.param) + ("_" + std::get<1>(info.param));
-  std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.'; }, '_');
-  return name;
-}
-
 // A folder's model on a device that has it; other tests are skipped.
 class OnDevice : public ::testing::TestWithParam<ModelAndDevice> {
  protected:
@@ -52,7 +44,7 @@ class OnDevice : public ::testing::TestWithParam<ModelAndDevice> {
       GTEST_SKIP() << reason;
     model_ = load(DType::kFloat32);
   }
-  std::unique_ptr<Model> load(DType dtype) { return load_model(folder_, dtype, device_, pool_); }
+  std::unique_ptr<Model> load(DType dtype) { return load_model({folder_}, dtype, device_, pool_); }
 
   std::filesystem::path folder_;
   Device device_;

@@ -28,15 +28,16 @@ inline Request request_of(int seed, int64_t prompt_len, int64_t max_tokens,
   return request;
 }
 
-// The output by the definition: logits of all tokens so far, one sample, and again.
-inline std::vector<int32_t> expected_output(const Request& request) {
+// The output by the definition: logits of all tokens so far, one sample, and again. `vocab` is the
+// model's.
+inline std::vector<int32_t> expected_output(const Request& request, int64_t vocab = 64) {
   uint64_t hash = 0;
   for (const int32_t id : request.prompt) hash = extend_hash(hash, id);
   std::vector<int32_t> output;
   for (int64_t i = 0; i < request.max_tokens; ++i) {
     const auto position = static_cast<int64_t>(request.prompt.size() + output.size());
     const auto token =
-        sample(logits_of(hash, 64), request.sampling, request.prompt, output, position);
+        sample(logits_of(hash, vocab), request.sampling, request.prompt, output, position);
     output.push_back(token.id);
     hash = extend_hash(hash, token.id);
   }

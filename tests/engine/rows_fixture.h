@@ -1,11 +1,15 @@
 // Loading and running whole models in tests.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "engine/rows.h"
@@ -33,10 +37,17 @@ inline std::string obstacle(const std::filesystem::path& folder, const Device& d
   return device == "cuda" ? cuda_obstacle(load_config(folder)) : std::string();
 }
 
-inline std::unique_ptr<Model> load_model(const std::filesystem::path& folder, DType dtype,
+inline std::unique_ptr<Model> load_model(const ModelSource& source, DType dtype,
                                          const Device& device, ThreadPool& pool) {
-  return device == "cuda" ? load_cuda_model({folder}, dtype)
-                          : load_cpu_model({folder}, dtype, pool);
+  return device == "cuda" ? load_cuda_model(source, dtype) : load_cpu_model(source, dtype, pool);
+}
+
+using ModelAndDevice = std::tuple<const char* /* model */, Device>;
+
+inline std::string test_name(const ::testing::TestParamInfo<ModelAndDevice>& info) {
+  std::string name = std::get<0>(info.param) + ("_" + std::get<1>(info.param));
+  std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.'; }, '_');
+  return name;
 }
 
 // Logits of every position of a prompt: [tokens, vocab].

@@ -8,16 +8,19 @@
 
 #include "core/check.h"
 #include "core/philox.h"
-#include "engine/engine.h"
-#include "engine/fake_model.h"
+#include "engine/requests.h"
 
 namespace replayssm {
 namespace {
 
+using testing::expect_all_returned;
+using testing::expected_output;
 using testing::extend_hash;
 using testing::FakeModel;
 using ::testing::HasSubstr;
 using testing::logits_of;
+using testing::Outputs;
+using testing::run;
 using ::testing::ThrowsMessage;
 
 // Few words, so that drafts are right now and then.
@@ -36,23 +39,6 @@ Request request_of(int seed, int64_t prompt_len, int64_t max_tokens, double temp
                       .seed = static_cast<uint64_t>(seed)};
   return request;
 }
-
-// The output by the definition: logits of all tokens so far, one sample, and again.
-std::vector<int32_t> expected_output(const Request& request) {
-  uint64_t hash = 0;
-  for (const int32_t id : request.prompt) hash = extend_hash(hash, id);
-  std::vector<int32_t> output;
-  for (int64_t i = 0; i < request.max_tokens; ++i) {
-    const auto position = static_cast<int64_t>(request.prompt.size() + output.size());
-    const auto token =
-        sample(logits_of(hash, kVocab), request.sampling, request.prompt, output, position);
-    output.push_back(token.id);
-    hash = extend_hash(hash, token.id);
-  }
-  return output;
-}
-
-using Outputs = std::map<int64_t, std::vector<int32_t>>;
 
 struct Setting {
   SpeculativeConfig config;
@@ -90,13 +76,10 @@ TEST_P(Drafted, TextsAreThoseOfEachRequestAlone) {
     const Request request = request_of(i, 1 + 13 * i % 50, 5 + 23 * i % 90, i % 3 * 0.4);
     requests[engine.add(request)] = request;
   }
-  Outputs outputs;
-  while (!engine.idle()) {
-    for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
-  }
+  const Outputs outputs = run(engine);
   for (const auto& [id, request] : requests)
-    EXPECT_EQ(outputs.at(id), expected_output(request)) << "request " << id;
-  EXPECT_EQ(engine.kv().free_blocks(), engine.kv().blocks());
+    EXPECT_EQ(outputs.at(id), expected_output(request, kVocab)) << "request " << id;
+  expect_all_returned(engine);
   const SpeculationStats& stats = engine.stats().speculation;
   EXPECT_GT(model.deferred_tokens, 0);
   EXPECT_GT(stats.kept_tokens, stats.windows);
@@ -160,8 +143,9 @@ TEST(Speculation, RandomTraffic) {
       for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
     }
     for (const auto& [id, request] : requests)
-      ASSERT_EQ(outputs[id], expected_output(request)) << "seed " << seed << " request " << id;
-    EXPECT_EQ(engine.kv().free_blocks(), engine.kv().blocks());
+      ASSERT_EQ(outputs[id], expected_output(request, kVocab))
+          << "seed " << seed << " request " << id;
+    expect_all_returned(engine);
   }
 }
 
@@ -260,10 +244,7 @@ TEST(Speculation, SampledTokensHaveTheModelsDistribution) {
       request.max_tokens = 5;
       engine.add(request);
     }
-    Outputs outputs;
-    while (!engine.idle()) {
-      for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
-    }
+    const Outputs outputs = run(engine);
     std::vector<int64_t> counts(kVocab, 0);
     for (const auto& [id, tokens] : outputs) ++counts[tokens.at(2)];
     double chi_square = 0;

@@ -2,35 +2,12 @@
 // and stored at every step.
 #include <gtest/gtest.h>
 
-#include "ops/recurrent_harness.h"
-#include "ops/recurrent_oracle.h"
+#include "ops/long_run.h"
 
 namespace replayssm::testing {
 namespace {
 
-constexpr int64_t kSteps = 100'000, kPeriod = 1000, kSample = 5'000;
-
-// Memory of some thousand tokens, so that errors can add up.
-Inputs long_memory(const Case& c) {
-  Inputs in = random_inputs(c, kPeriod, 61);
-  for (float& g : in.g) g *= 1e-3f;
-  for (float& b : in.b) b *= 0.1f;
-  for (float& gate : in.gate) gate = -6 + 0.1f * gate;
-  return in;
-}
-
-// The reference's state at every sample.
-std::vector<std::vector<double>> exact_states(const Case& c, const Inputs& in) {
-  std::vector<reference::Token> tokens;
-  for (int64_t t = 0; t < kPeriod; ++t) tokens.push_back(token_of(c, in, t, 0));
-  reference::Sequence sequence(c.shape.family, c.shape.head_dim, c.shape.state_dim);
-  std::vector<std::vector<double>> states;
-  for (int64_t t = 1; t <= kSteps; ++t) {
-    sequence.commit(tokens[(t - 1) % kPeriod]);
-    if (t % kSample == 0) states.emplace_back(sequence.state().begin(), sequence.state().end());
-  }
-  return states;
-}
+constexpr int64_t kPeriod = 1000, kSample = 5'000;
 
 struct Drift {
   double largest = 0;  // relative error of the state at any sample
@@ -66,8 +43,8 @@ TEST(RecurrentDrift, ReplayIsAtLeastAsGoodAsConventional) {
   for (const Family family : {Family::kMamba2, Family::kGatedDelta, Family::kKimiDelta}) {
     for (const DType checkpoint : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       const Case c{{family, 1, 1, 8, 16}, DType::kBFloat16, checkpoint};
-      const auto in = long_memory(c);
-      const auto exact = exact_states(c, in);
+      const auto in = long_memory(c, kPeriod);
+      const auto exact = exact_states(c, in, kPeriod, kSample);
       const Drift conventional = drift(c, Route::kConventional, in, exact);
       const Drift replay = drift(c, Route::kOutputOnly, in, exact);
       SCOPED_TRACE(name(c));

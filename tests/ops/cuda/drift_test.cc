@@ -5,33 +5,12 @@
 #include <memory>
 
 #include "ops/cuda/harness.h"
+#include "ops/long_run.h"
 
 namespace replayssm::testing {
 namespace {
 
-constexpr int64_t kSteps = 100'000, kPeriod = 200, kSample = 20'000;
-
-// Memory of some thousand tokens, so that errors can add up.
-Inputs long_memory(const Case& c) {
-  Inputs in = random_inputs(c, kPeriod, 61);
-  for (float& g : in.g) g *= 1e-3f;
-  for (float& b : in.b) b *= 0.1f;
-  for (float& gate : in.gate) gate = -6 + 0.1f * gate;
-  return in;
-}
-
-// The reference's state at every sample.
-std::vector<std::vector<double>> exact_states(const Case& c, const Inputs& in) {
-  std::vector<reference::Token> tokens;
-  for (int64_t t = 0; t < kPeriod; ++t) tokens.push_back(token_of(c, in, t, 0));
-  reference::Sequence sequence(c.shape.family, c.shape.head_dim, c.shape.state_dim);
-  std::vector<std::vector<double>> states;
-  for (int64_t t = 1; t <= kSteps; ++t) {
-    sequence.commit(tokens[(t - 1) % kPeriod]);
-    if (t % kSample == 0) states.emplace_back(sequence.state().begin(), sequence.state().end());
-  }
-  return states;
-}
+constexpr int64_t kPeriod = 200, kSample = 20'000;
 
 // A sequence that decodes a period of tokens over and over, on a stream of its own.
 class LongRun {
@@ -97,7 +76,7 @@ TEST_P(CudaDrift, ReplayIsAtLeastAsGoodAsConventional) {
   const DType types[] = {DType::kFloat32, DType::kBFloat16};
   constexpr Route kBoth[] = {Route::kConventional, Route::kOutputOnly};
   const Case c{{GetParam(), 1, 1, 8, 128}, DType::kBFloat16};
-  const auto in = long_memory(c);
+  const auto in = long_memory(c, kPeriod);
   std::unique_ptr<LongRun> runs[2][2];
   for (int type = 0; type < 2; ++type) {
     Case typed = c;
@@ -105,7 +84,7 @@ TEST_P(CudaDrift, ReplayIsAtLeastAsGoodAsConventional) {
     for (int route = 0; route < 2; ++route)
       runs[type][route] = std::make_unique<LongRun>(typed, kBoth[route], in);
   }
-  const auto exact = exact_states(c, in);
+  const auto exact = exact_states(c, in, kPeriod, kSample);
   double largest[2][2] = {};  // relative error of the state at any sample
   for (const auto& want : exact) {
     for (auto& row : runs)
