@@ -27,8 +27,6 @@ struct Draft {
   int32_t parent_of(int64_t i) const {
     return parent.empty() ? static_cast<int32_t>(i) - 1 : parent[i];
   }
-  // Keeps the first `count` tokens.
-  void cut(int64_t count);
 };
 
 // How much of a request's drafts was accepted lately.

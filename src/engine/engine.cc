@@ -53,7 +53,8 @@ MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
   model.reserve({.tokens = options.max_num_batched_tokens + windows - options.max_num_seqs,
                  .sequences = options.max_num_seqs,
                  .logits = windows,
-                 .context = options.max_model_len});
+                 .context = options.max_model_len,
+                 .window = options.ring.max_window});
   return plan_memory(model, options);
 }
 
@@ -153,6 +154,7 @@ EngineStats Engine::stats() const {
   stats.preemptions = scheduler.preemptions;
   stats.swaps = scheduler.swaps;
   stats.cached_tokens = scheduler.cached_tokens;
+  if (impl_->speculation) stats.speculation = impl_->speculation->stats();
   if (impl_->prefixes) stats.prefixes = impl_->prefixes->stats();
   return stats;
 }

@@ -54,8 +54,7 @@ struct Engine::Impl {
   std::vector<Verdict> judge_all(const Schedule& schedule);
   std::vector<RequestOutput> settle(const Schedule& schedule, std::vector<Verdict>& verdicts);
   void commit(const Schedule& schedule, const std::vector<Verdict>& verdicts);
-  void draft(const Schedule& schedule, const std::vector<Verdict>& verdicts,
-             std::span<const bool> finished);
+  void draft(const Schedule& schedule, const std::vector<Verdict>& verdicts);
   std::vector<RequestOutput> step();
 
   StateView state() const { return state_view(options.route, slots, kv); }

@@ -1,7 +1,6 @@
 // A step: one forward pass, the tokens it gives and what is kept of it.
 #include <algorithm>
 #include <chrono>
-#include <memory>
 
 #include "core/check.h"
 #include "engine/engine_impl.h"
@@ -38,7 +37,7 @@ void Engine::Impl::fit_drafts(const Schedule& schedule) {
   for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
     Sequence& sequence = *schedule.windows[i].sequence;
     const bool fits = i < schedule.decodes && !sequence.constraint &&
-                      (!paged || kv.grow(sequence.blocks, sequence.size() + sequence.draft.size()));
+                      scheduler.grow(sequence, sequence.size() + sequence.draft.size());
     if (!fits) sequence.draft = {};
   }
 }
@@ -181,8 +180,7 @@ std::vector<RequestOutput> Engine::Impl::settle(const Schedule& schedule,
     Sequence& sequence = *schedule.windows[i].sequence;
     Verdict& verdict = verdicts[i];
     size_t kept = 0;
-    bool ended = false;
-    while (kept < verdict.tokens.size() && !ended) {
+    while (kept < verdict.tokens.size() && !verdict.ended) {
       SampledToken& token = verdict.tokens[kept++];
       sequence.tokens.push_back(token.id);
       outputs.push_back(finish_token(sequence.id, std::move(token),
@@ -190,7 +188,7 @@ std::vector<RequestOutput> Engine::Impl::settle(const Schedule& schedule,
                                      sequence.text ? &*sequence.text : nullptr));
       outputs.back().cached_tokens = sequence.cached;
       constrain(sequence, outputs.back());
-      ended = outputs.back().finish != FinishReason::kNone;
+      verdict.ended = outputs.back().finish != FinishReason::kNone;
     }
     verdict.tokens.resize(kept);
     verdict.rows.resize(kept);
@@ -234,15 +232,14 @@ void Engine::Impl::commit(const Schedule& schedule, const std::vector<Verdict>& 
 }
 
 // Drafts behind all sequences that go on.
-void Engine::Impl::draft(const Schedule& schedule, const std::vector<Verdict>& verdicts,
-                         std::span<const bool> finished) {
+void Engine::Impl::draft(const Schedule& schedule, const std::vector<Verdict>& verdicts) {
   std::vector<DraftRequest> requests;
   std::vector<int32_t> rows;
   rows.reserve(batch.token_ids.size());
   for (int64_t i = 0; i < std::ssize(schedule.windows); ++i) {
     const auto& [sequence, count] = schedule.windows[i];
     sequence->draft = {};
-    if (finished[i]) continue;
+    if (verdicts[i].ended) continue;
     const auto first = static_cast<int64_t>(rows.size());
     for (int32_t row = 0; row < (i < schedule.decodes ? std::ssize(verdicts[i].rows) : count);
          ++row) {
@@ -251,7 +248,7 @@ void Engine::Impl::draft(const Schedule& schedule, const std::vector<Verdict>& v
     }
     const bool drafts = !sequence->prefilling && !sequence->constraint;
     int64_t depth = drafts ? speculation->most_depth(*sequence) : 0;
-    if (paged && !kv.grow(sequence->blocks, sequence->size() + depth)) depth = 0;
+    if (!scheduler.grow(*sequence, sequence->size() + depth)) depth = 0;
     requests.push_back({.sequence = sequence,
                         .rows = std::span(rows).subspan(first),
                         .depth = depth,
@@ -282,23 +279,16 @@ std::vector<RequestOutput> Engine::Impl::step() {
   commit(schedule, verdicts);
   const auto committed = Clock::now();
   ++stats.steps;
-  std::unique_ptr<bool[]> finished(new bool[schedule.windows.size()]());
-  size_t at = 0;
-  for (size_t i = 0; i < schedule.windows.size(); ++i) {
-    at += verdicts[i].tokens.size();
-    finished[i] = !verdicts[i].tokens.empty() && outputs[at - 1].finish != FinishReason::kNone;
-  }
   if (speculation) {
     speculation->time_commit(seconds(committed - settled));
     if (schedule.decodes == std::ssize(schedule.windows))
       speculation->time_pass(schedule.decodes, pass.tokens(),
                              seconds(judged - start) + seconds(committed - settled));
-    draft(schedule, verdicts, {finished.get(), schedule.windows.size()});
-    stats.speculation = speculation->stats();
+    draft(schedule, verdicts);
   }
   for (size_t i = 0; i < schedule.windows.size(); ++i) {
     const int64_t id = schedule.windows[i].sequence->id;
-    if (!finished[i]) continue;
+    if (!verdicts[i].ended) continue;
     scheduler.remove(id);
     if (speculation) speculation->forget(id);
   }

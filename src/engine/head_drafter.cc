@@ -122,24 +122,16 @@ void HeadDrafter::run(bool recycled, std::span<const int32_t> hidden_row, int64_
 void HeadDrafter::extend(int64_t row, const DraftRequest& request) {
   const int64_t vocab = model_.config().vocab_size;
   const std::span<const float> logits(logits_.data() + row * vocab, static_cast<size_t>(vocab));
-  const Sequence& sequence = *request.sequence;
   Draft& draft = *request.draft;
-  const SamplingParams& sampling = sequence.sampling;
-  if (config_.sampled && sampling.temperature > 0) {
-    auto q = distribution(logits, sampling, sequence.prompt(), sequence.output());
-    const int64_t position = sequence.size() + draft.size();
-    draft.tokens.push_back(draw_from(q, uniform(sampling.seed, position, kDraftStream)));
-    draft.probability.push_back(std::move(q));
-    return;
-  }
-  // A tree: beside every token of the path, the next likeliest ones.
-  const SamplingParams likeliest{.logprobs = static_cast<int32_t>(config_.tree_width)};
-  const SampledToken token = sample(logits, likeliest, {}, {}, 0);
   const auto parent = static_cast<int32_t>(draft.size()) - 1;
-  for (const auto& [id, logprob] : token.top_logprobs) {
-    if (id != token.id && config_.tree_width > 1) siblings_.emplace_back(&draft, id, parent);
+  if (!draft_token(logits, *request.sequence, config_.sampled, draft) || config_.tree_width == 1)
+    return;
+  // A tree: beside every token of the path, the next likeliest ones.
+  const int32_t id = draft.tokens.back();
+  const SamplingParams likeliest{.logprobs = static_cast<int32_t>(config_.tree_width)};
+  for (const auto& [other, logprob] : described(id, logits, likeliest).top_logprobs) {
+    if (other != id) siblings_.emplace_back(&draft, other, parent);
   }
-  draft.tokens.push_back(token.id);
 }
 
 }  // namespace replayssm

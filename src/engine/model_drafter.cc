@@ -11,10 +11,9 @@
 namespace replayssm {
 namespace {
 
-// A window holds the tokens since the last commit, at most two, and the drafts but the last.
 RingConfig ring_of(const EngineOptions& options, const ModelConfig& config) {
   return {.buffer_len = options.ring.buffer_len,
-          .max_window = static_cast<int32_t>(options.speculative->tokens + 2),
+          .max_window = static_cast<int32_t>(ModelDrafter::longest_window(*options.speculative)),
           .conv_kernel = static_cast<int32_t>(config.conv_kernel)};
 }
 
@@ -152,21 +151,13 @@ void ModelDrafter::draft(std::span<const DraftRequest* const> open, int64_t dept
   }
   for (size_t row = 0; row < open.size(); ++row) {
     Draft& draft = *open[row]->draft;
-    const Sequence& sequence = *open[row]->sequence;
     if (!any_drawn) {
       if (tokens_[row] >= 0) draft.tokens.push_back(tokens_[row]);
       continue;
     }
     const std::span<const float> logits(logits_.data() + row * static_cast<size_t>(vocab),
                                         static_cast<size_t>(vocab));
-    if (sequence.sampling.temperature == 0) {
-      draft.tokens.push_back(sample(logits, {}, {}, {}, 0).id);
-      continue;
-    }
-    auto q = distribution(logits, sequence.sampling, sequence.prompt(), sequence.output());
-    const int64_t position = sequence.size() + draft.size();
-    draft.tokens.push_back(draw_from(q, uniform(sequence.sampling.seed, position, kDraftStream)));
-    draft.probability.push_back(std::move(q));
+    draft_token(logits, *open[row]->sequence, config_.sampled, draft);
   }
 }
 

@@ -19,6 +19,9 @@ class ModelDrafter final : public Drafter {
  public:
   ModelDrafter(Model& model, const EngineOptions& options);
 
+  // The tokens since the last commit, at most two, and the drafts but the last.
+  static int64_t longest_window(const SpeculativeConfig& config) { return config.tokens + 1; }
+
   void propose(std::span<const DraftRequest> requests) override;
   void forget(int64_t request) override;
 

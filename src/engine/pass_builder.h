@@ -21,7 +21,6 @@ class PassBuilder {
   int32_t tokens() const { return static_cast<int32_t>(token_ids_.size()); }  // so far
   int64_t logits() const { return static_cast<int64_t>(logit_tokens_.size()); }
   int64_t sequences() const { return static_cast<int64_t>(slot_.size()); }
-  bool has_trees() const { return trees_; }
 
   // Valid until the next change. The first `decodes` sequences decode.
   Batch batch(int64_t decodes);

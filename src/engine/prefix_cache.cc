@@ -158,7 +158,8 @@ void PrefixCache::publish(std::span<const int32_t> tokens, std::span<const int32
     node = next;
   }
   touch(node);
-  while (std::ssize(nodes_) > most_nodes_) remove(nodes_.begin());
+  // The path itself stays, however long.
+  while (std::ssize(nodes_) > most_nodes_ && nodes_.begin() != node) remove(nodes_.begin());
   if (slot < 0 || node == roots_.begin() || node->entry >= 0) return;
   const int32_t index = take_entry();
   node->entry = index;

@@ -63,7 +63,6 @@ class PrefixCache {
   bool evict_block();
 
   const Stats& stats() const { return stats_; }
-  int64_t bytes() const { return memory_.bytes(); }
 
  private:
   struct Node;

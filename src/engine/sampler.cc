@@ -222,7 +222,11 @@ double log_sum_exp(std::span<const float> logits) {
 SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
                     int64_t position, std::span<const uint8_t> allowed) {
-  SampledToken token{.id = choose(logits, params, prompt, output, position, allowed)};
+  return described(choose(logits, params, prompt, output, position, allowed), logits, params);
+}
+
+SampledToken described(int32_t id, std::span<const float> logits, const SamplingParams& params) {
+  SampledToken token{.id = id};
   if (params.logprobs < 0) return token;
   const double normalizer = log_sum_exp(logits);
   const auto logprob = [&](int32_t id) { return static_cast<float>(logits[id] - normalizer); };

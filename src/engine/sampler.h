@@ -44,6 +44,9 @@ SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
                     int64_t position, std::span<const uint8_t> allowed = {});
 
+// A token that was chosen otherwise, with the logprobs that `params` asks for.
+SampledToken described(int32_t id, std::span<const float> logits, const SamplingParams& params);
+
 // What sample() draws from: tokens with their probabilities, ids ascending. temperature is not 0.
 std::vector<std::pair<int32_t, double>> distribution(std::span<const float> logits,
                                                      const SamplingParams& params,

@@ -74,7 +74,9 @@ void Scheduler::restart() {
 
 // Copies what a sequence holds to the host; false where it would not fit.
 bool Scheduler::swap_out(Sequence& sequence) {
-  const int64_t blocks = kv_ ? std::ssize(sequence.blocks) * kv_->block_bytes() : 0;
+  // Of the blocks those that hold something: a draft may have taken more.
+  const int64_t held = kv_ ? KvPool::blocks_for(sequence.computed) : 0;
+  const int64_t blocks = kv_ ? held * kv_->block_bytes() : 0;
   if (swapped_bytes_ + slots_.slot_bytes() + blocks > limits_.swap_bytes) return false;
   SwappedState state;
   state.computed = sequence.computed;
@@ -82,7 +84,7 @@ bool Scheduler::swap_out(Sequence& sequence) {
   state.slot.resize(slots_.slot_bytes());
   slots_.read_slot(sequence.slot, state.slot.data());
   state.blocks.resize(blocks);
-  for (size_t i = 0; i < sequence.blocks.size() && kv_; ++i) {
+  for (int64_t i = 0; i < held; ++i) {
     kv_->read_block(sequence.blocks[i], state.blocks.data() + i * kv_->block_bytes());
   }
   swapped_bytes_ += state.bytes();

@@ -93,6 +93,9 @@ class Scheduler {
   Schedule next();
   // A window of a prompt was computed.
   void prefilled(const Sequence& sequence);
+  // Takes the KV blocks of so many tokens; kept prefixes that nobody uses give way. False where
+  // there are none, and then nothing has changed but those.
+  bool grow(Sequence& sequence, int64_t tokens);
   void preempt(int64_t id);  // a running sequence, whose state is lost
   void restart();            // every sequence: all states are lost
   void remove(int64_t id);   // finished or cancelled; unknown ids are ignored
@@ -108,7 +111,6 @@ class Scheduler {
 
   static Sequences::iterator find(Sequences& sequences, int64_t id);
   static void insert(Sequences& sequences, std::unique_ptr<Sequence> sequence);
-  bool grow(Sequence& sequence, int64_t tokens);
   void release(Sequence& sequence);
   bool make_room(int64_t index);
   void back_to_waiting(Sequences::iterator at);

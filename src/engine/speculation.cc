@@ -46,6 +46,11 @@ void check_speculation(const EngineOptions& options, const Model& model) {
          ": method: expected a model with multi-token-prediction tensors for mtp, got one without");
   if (config.method == DraftMethod::kDraftModel) {
     REPLAYSSM_CHECK(options.draft_model, "no draft model");
+    const int64_t most = options.draft_model->longest_window();
+    if (ModelDrafter::longest_window(config) > most) {
+      fail(kFlag, ": num_speculative_tokens: expected at most ", most - 1,
+           " of this draft model, got ", config.tokens);
+    }
     const int64_t vocab = options.draft_model->config().vocab_size;
     if (vocab != model.config().vocab_size) {
       fail(kFlag, ": model: expected a draft model with the same vocabulary of ",
@@ -146,7 +151,7 @@ Verdict Speculation::judge(const Sequence& sequence, const ChooseToken& choose,
         reject_or_accept(p, draft.probability[row], draft.tokens[row], sequence.sampling.seed,
                          sequence.size() + static_cast<int64_t>(chosen.size()));
     output.push_back(result.token);
-    return SampledToken{.id = result.token};
+    return described(result.token, logits(row), sequence.sampling);
   };
   return follow_draft(draft, reject);
 }

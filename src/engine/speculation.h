@@ -17,7 +17,6 @@ class Speculation {
   // Throws Error where the model cannot be drafted for in this way.
   Speculation(Model& model, const EngineOptions& options, std::function<StateView()> state);
 
-  const SpeculativeConfig& config() const { return config_; }
   KeepHidden keep_hidden() const;
 
   // Most tokens that the draft behind a sequence may be deep.

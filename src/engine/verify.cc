@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/philox.h"
+#include "engine/scheduler.h"
 
 namespace replayssm {
 namespace {
@@ -25,13 +26,6 @@ int64_t child_of(const Draft& draft, int64_t row, int32_t id) {
 
 }  // namespace
 
-void Draft::cut(int64_t count) {
-  if (count >= size()) return;
-  tokens.resize(static_cast<size_t>(count));
-  if (!parent.empty()) parent.resize(static_cast<size_t>(count));
-  if (!probability.empty()) probability.resize(static_cast<size_t>(count));
-}
-
 Verdict follow_draft(const Draft& draft, const ChooseToken& choose) {
   Verdict verdict;
   for (int64_t row = 0; row >= 0;) {
@@ -48,6 +42,22 @@ Verdict follow_draft(const Draft& draft, const ChooseToken& choose) {
     row = child < 0 ? -1 : child + 1;
   }
   return verdict;
+}
+
+bool draft_token(std::span<const float> logits, const Sequence& sequence, bool sampled,
+                 Draft& draft) try {
+  const SamplingParams& sampling = sequence.sampling;
+  if (!sampled || sampling.temperature == 0) {
+    draft.tokens.push_back(sample(logits, {}, {}, {}, 0).id);
+    return true;
+  }
+  auto q = distribution(logits, sampling, sequence.prompt(), sequence.output());
+  const int64_t position = sequence.size() + draft.size();
+  draft.tokens.push_back(draw_from(q, uniform(sampling.seed, position, kDraftStream)));
+  draft.probability.push_back(std::move(q));
+  return true;
+} catch (const Error&) {
+  return false;
 }
 
 Rejection reject_or_accept(std::span<const std::pair<int32_t, double>> p,

@@ -15,6 +15,7 @@ namespace replayssm {
 struct Verdict {
   std::vector<SampledToken> tokens;  // the sequence's next ones: those accepted and one more
   std::vector<int32_t> rows;         // [tokens] ascending: the row that each was chosen behind
+  bool ended = false;                // the request ends with the last of them
 };
 
 // The token that the model chooses behind a row; `count` are chosen already. Throws Error for a row
@@ -26,6 +27,11 @@ using ChooseToken = std::function<SampledToken(int64_t row, const std::vector<Sa
 // distribution, and with `choose` of a sequence decoded alone the tokens, of plain decoding.
 // An error behind an accepted token ends the window before it: the next window meets it first.
 Verdict follow_draft(const Draft& draft, const ChooseToken& choose);
+
+// Adds the token that a drafter's logits choose: the likeliest, or, where drafts are `sampled` and
+// the request draws, one of their distribution. False where the logits choose none.
+bool draft_token(std::span<const float> logits, const Sequence& sequence, bool sampled,
+                 Draft& draft);
 
 // Draws where the draft was drawn too, from a distribution q with random numbers of its own: a
 // token x is accepted with probability min(1, p(x) / q(x)), p being the model's; in place of the

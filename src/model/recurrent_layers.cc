@@ -142,7 +142,8 @@ void form_gates(const LayerStepParams& layer, Context& context) {
 }
 
 // Runs the decoding sequences of the batch through the ring and the prefilling ones in chunks.
-const float* recur(const LayerStepParams& layer, const std::byte* conv_out, Context& context) {
+const float* recur(int64_t index, const LayerStepParams& layer, const std::byte* conv_out,
+                   Context& context) {
   const StageTimer timer(context, Stage::kSsm);
   RecurrentPrefillParams p;
   p.shape = layer.shape;
@@ -168,7 +169,7 @@ const float* recur(const LayerStepParams& layer, const std::byte* conv_out, Cont
   if (decodes > 0) {
     p.batch = all;
     p.batch.sequences = decodes;
-    step(layer.rounding.stream, p, context);
+    step(index, p, context);
   }
   if (decodes < all.sequences) {
     p.batch = all;
@@ -221,7 +222,7 @@ const void* run_layer(int64_t index, LayerStepParams layer, Context& context) {
   }
   const std::byte* conv_out = convolve(layer, context);
   form_gates(layer, context);
-  norm_outputs(layer, recur(layer, conv_out, context), context);
+  norm_outputs(layer, recur(index, layer, conv_out, context), context);
   return layer.y;
 }
 

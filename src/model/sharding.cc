@@ -169,8 +169,6 @@ void take_shard(ModelConfig& config, ModelWeights& weights, const Shard& shard) 
     fail("ranks: ", obstacle);
   const Slicer slicer(config, shard);
   for (LayerWeights& layer : weights.layers) slicer.slice(layer);
-  for (MtpWeights& head : weights.mtp)
-    for (LayerWeights& layer : head.layers) slicer.slice(layer);
   config = rank_config(std::move(config), shard.world);
 }
 

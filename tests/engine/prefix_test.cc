@@ -120,6 +120,21 @@ TEST(PrefixCache, ForgetsWhatWasUnusedLongest) {
   EXPECT_EQ(run_one(engine, member(2)).cached, 0);
 }
 
+// More blocks than a small cache keeps: the path that was just taken stays whole.
+TEST(PrefixCache, KeepsAPromptLongerThanItself) {
+  FakeModel model(64, 40'000);
+  EngineOptions options = with_cache();
+  options.max_num_seqs = 1;
+  options.max_num_batched_tokens = 4096;
+  options.prefix_interval = 33'024;
+  Engine engine(model, nullptr, options);
+  const Request request = family_member(1, 34'000, 1, 10, 2);
+  EXPECT_EQ(run_one(engine, request).cached, 0);
+  const Answer again = run_one(engine, request);
+  EXPECT_EQ(again.cached, 33'024);
+  EXPECT_EQ(again.tokens, expected_output(request));
+}
+
 TEST(PrefixCache, GivesItsBlocksToWhoNeedsThem) {
   FakeModel model(64, 512);
   EngineOptions options = with_cache();

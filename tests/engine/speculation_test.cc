@@ -126,6 +126,9 @@ TEST(Speculation, RandomTraffic) {
     setting.kv_blocks = random(4, 10);
     EngineOptions options = options_of(setting);
     options.draft_model = &draft_model;
+    options.prefix_cache_bytes = random(0, 1) << 20;
+    options.prefix_interval = kPrefillChunk;
+    options.swap_bytes = random(0, 1) << 20;
     Engine engine(model, nullptr, options);
     std::map<int64_t, Request> requests;
     Outputs outputs;
@@ -145,8 +148,47 @@ TEST(Speculation, RandomTraffic) {
     for (const auto& [id, request] : requests)
       ASSERT_EQ(outputs[id], expected_output(request, kVocab))
           << "seed " << seed << " request " << id;
-    expect_all_returned(engine);
+    EXPECT_EQ(engine.kv().free_blocks() + engine.stats().prefixes.nodes, engine.kv().blocks());
   }
+}
+
+// Neither what a drafter cannot say nor that drafts are drawn takes anything from a request.
+TEST(Speculation, DrawnDraftsLoseNothing) {
+  for (const int32_t nan_after : {-1, 0, 3}) {
+    FakeModel model(kVocab), draft_model(kVocab);
+    draft_model.nan_after = nan_after;
+    EngineOptions options = options_of({fixed(DraftMethod::kDraftModel, 4)});
+    options.speculative->sampled = true;
+    options.draft_model = &draft_model;
+    Engine engine(model, nullptr, options);
+    for (int i = 0; i < 4; ++i) {
+      Request request = request_of(i, 5 + i, 60, 1);
+      request.sampling.logprobs = 2;
+      engine.add(request);
+    }
+    std::map<int64_t, int64_t> tokens;
+    while (!engine.idle()) {
+      for (const RequestOutput& output : engine.step()) {
+        ++tokens[output.request];
+        EXPECT_EQ(output.token.top_logprobs.size(), 2);
+        EXPECT_LT(output.token.logprob, 0);
+      }
+    }
+    for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(tokens[i], 60) << "nan after " << nan_after;
+    EXPECT_GT(engine.stats().speculation.mean_length(), 1);
+  }
+}
+
+// A window of a draft model holds one token more than there are drafts.
+TEST(Speculation, WindowsOfTheDraftModelMustFitIt) {
+  FakeModel model(kVocab), draft_model(kVocab);
+  draft_model.longest = 4;
+  EngineOptions options = options_of({fixed(DraftMethod::kDraftModel, 3)});
+  options.draft_model = &draft_model;
+  Engine(model, nullptr, options);
+  options.speculative->tokens = 4;
+  EXPECT_THAT([&] { Engine(model, nullptr, options); },
+              ThrowsMessage<Error>(HasSubstr("expected at most 3 of this draft model, got 4")));
 }
 
 // A draft model that is the model itself is always right.

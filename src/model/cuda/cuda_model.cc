@@ -266,7 +266,8 @@ void CudaModel::start(const Batch& batch, const StateView& state, const PassOutp
 
 void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
   start(batch, state, output);
-  if (!batch.token_ids.empty()) read(std::ssize(batch.logit_tokens), output);
+  if (batch.token_ids.empty()) return results_.finish();
+  read(std::ssize(batch.logit_tokens), output);
 }
 
 // Waits for all passes.
