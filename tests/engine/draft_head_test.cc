@@ -112,12 +112,12 @@ TEST_F(DraftHead, GreedyTextIsThatOfPlainDecoding) {
   EXPECT_TRUE(std::ranges::equal(std::span(plain.at(3)).first(greedy.size()), greedy));
   for (const int64_t width : {1, 3}) {
     SpeculationStats stats;
-    EXPECT_EQ(run(SpeculativeConfig{.method = DraftMethod::kMtp,
-                                    .tokens = 3,
-                                    .tree_width = width,
-                                    .adaptive = false},
-                  &stats),
-              plain);
+    EXPECT_EQ(
+        run(
+            SpeculativeConfig{
+                .method = DraftMethod::kMtp, .tokens = 3, .tree_width = width, .adaptive = false},
+            &stats),
+        plain);
     EXPECT_GT(stats.drafted_tokens, 400 * width);
   }
 }
