@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 
+#include <future>
 #include <nlohmann/json.hpp>
 
 #include "cli/setup.h"
@@ -36,7 +37,9 @@ server::ServedModel served_model(const ServeOptions& options, const std::filesys
   model.template_variables = template_special_tokens(folder);
   if (const auto source = load_chat_template(folder)) model.chat_template.emplace(*source);
   model.vocab_size = config.vocab_size;
-  model.vocabulary = std::make_shared<server::VocabularyTrie>(tokenizer, config.vocab_size);
+  model.vocabulary = std::async(std::launch::deferred, [&tokenizer, size = config.vocab_size] {
+    return std::make_shared<const VocabularyTrie>(tokenizer, size);
+  });
   return model;
 }
 

@@ -49,9 +49,7 @@ Request request_of(Parser& parser, std::string peer) {
   auto& message = parser.get();
   request.method = std::string(message.method_string());
   const std::string target(message.target());
-  const size_t mark = target.find('?');
-  request.path = target.substr(0, mark);
-  if (mark != std::string::npos) request.query = target.substr(mark + 1);
+  request.path = target.substr(0, target.find('?'));
   request.authorization = text_of(parser, beast::http::field::authorization);
   request.origin = text_of(parser, beast::http::field::origin);
   request.content_type = text_of(parser, beast::http::field::content_type);
@@ -126,18 +124,19 @@ Server::Impl::Impl(const Options& used_options, Callbacks used_callbacks)
 asio::awaitable<void> Server::Impl::accept() {
   while (acceptor.is_open()) {
     error_code error;
-    tcp::socket socket =
-        co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
-    if (error == asio::error::operation_aborted) co_return;
-    if (error || std::ssize(sessions) >= options.max_connections) {
-      // No descriptors, or as many clients as may be: the others wait in the listener's queue.
-      socket.close(error);
-      asio::steady_timer pause(io, std::chrono::milliseconds(20));
-      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
-      continue;
+    if (std::ssize(sessions) < options.max_connections) {
+      tcp::socket socket =
+          co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
+      if (error == asio::error::operation_aborted) co_return;
+      if (!error) {
+        const auto session = std::make_shared<Session>(std::move(socket), *this);
+        asio::co_spawn(io, session->run(), asio::detached);
+        continue;
+      }
     }
-    const auto session = std::make_shared<Session>(std::move(socket), *this);
-    asio::co_spawn(io, session->run(), asio::detached);
+    // As many clients as may be, or no descriptors: the others wait in the listener's queue.
+    asio::steady_timer pause(io, std::chrono::milliseconds(20));
+    co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
   }
 }
 

@@ -110,13 +110,15 @@ class SessionExchange final : public Exchange {
 
 void Session::send(std::string_view bytes) {
   if (gone_) return;
-  unsent_ += bytes;
   if (std::ssize(unsent_) > server_.options.max_unsent) {
-    // Not from here: who writes does not expect to be told that nobody listens.
+    // What waits is too much, however large the one piece behind it. Not from here: who writes does
+    // not expect to be told that nobody listens.
     asio::post(stream_.get_executor(), [self = weak_from_this()] {
       if (const auto session = self.lock()) session->gone();
     });
+    return;
   }
+  unsent_ += bytes;
   if (!gathering_) wake_.cancel();
 }
 
@@ -137,16 +139,20 @@ void Session::gone() {
   if (const auto call = std::exchange(abort, nullptr)) call();
 }
 
-// Notices a client that closes its connection while it waits for an answer.
+// Notices a client that closes its connection while it waits for an answer. What it sends in the
+// meantime, further requests, is kept for later.
 void Session::watch() {
+  constexpr size_t kMostAhead = 64 << 10, kPiece = 4 << 10;
   stream_.socket().async_wait(
       tcp::socket::wait_read, [self = weak_from_this(), number = answer](error_code error) {
         const auto session = self.lock();
         if (error || !session || session->answer != number) return;
-        char byte = 0;
+        const auto room = session->buffer_.prepare(kPiece);
         const ssize_t count =
-            recv(session->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) session->gone();
+            recv(session->stream_.socket().native_handle(), room.data(), room.size(), MSG_DONTWAIT);
+        if (count > 0) session->buffer_.commit(static_cast<size_t>(count));
+        if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) return session->gone();
+        if (session->buffer_.size() < kMostAhead) session->watch();
       });
 }
 
@@ -251,7 +257,7 @@ asio::awaitable<void> Session::run() {
     finished_ = false;
     next_send_ = {};
     ++answer;
-    if (buffer_.size() == 0) watch();
+    watch();
     server_.callbacks.handle(request_of(parser, peer_), std::make_shared<SessionExchange>(self));
     if (!co_await write_answer() || !keep_alive || server_.closing) break;
     error_code error;

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <ranges>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "server/api_error.h"
 
@@ -114,6 +117,9 @@ class SchemaRules {
 
  private:
   static void check_keywords(const Json& schema);
+  void check_room(size_t elements) const;
+  int32_t keywords(const Json& schema);
+  int32_t exactly(const Json& value);
   int32_t of_type(const std::string& type, const Json& schema);
   int32_t reference(const std::string& path);
   int32_t alternatives(const Json& schemas, const char* keyword);
@@ -127,6 +133,7 @@ class SchemaRules {
   JsonRules& json_;
   Grammar& g_;
   std::map<std::string, int32_t> references_;
+  int depth_ = 0;  // of schemas within one another, references followed
 };
 
 // Keywords that only describe are passed over; those that demand what is not enforced are not.
@@ -145,20 +152,41 @@ void SchemaRules::check_keywords(const Json& schema) {
   }
 }
 
+// Whether so many elements more may be.
+void SchemaRules::check_room(size_t elements) const {
+  constexpr size_t kMost = 1 << 18;
+  if (static_cast<size_t>(g_.size()) + elements > kMost)
+    bad_field(kParam, "expected a smaller schema");
+}
+
+int32_t SchemaRules::exactly(const Json& value) {
+  const std::string text = to_text(value);
+  check_room(text.size());
+  return g_.rule(literal(text));
+}
+
 int32_t SchemaRules::rule_of(const Json& schema) {
-  constexpr int64_t kMostRules = 20000;
-  if (g_.size() > kMostRules) bad_field(kParam, "expected a smaller schema");
+  constexpr int kDeepest = 100;
+  check_room(0);
+  if (depth_ == kDeepest) bad_field(kParam, "expected schemas nested at most ", kDeepest, " deep");
+  ++depth_;
+  const int32_t rule = keywords(schema);
+  --depth_;
+  return rule;
+}
+
+int32_t SchemaRules::keywords(const Json& schema) {
   if (schema == true || (schema.is_object() && schema.empty())) return json_.value;
   if (!schema.is_object()) bad_field(kParam, "expected schemas to be objects");
   check_keywords(schema);
   const Fields fields(schema);
   if (const auto path = fields.text("$ref")) return reference(*path);
-  if (schema.contains("const")) return g_.rule(literal(to_text(schema["const"])));
+  if (schema.contains("const")) return exactly(schema["const"]);
   if (const Json* values = fields.find("enum")) {
     if (!values->is_array() || values->empty())
       bad_field(kParam, "enum: expected a list of values");
     const int32_t rule = g_.add_rule();
-    for (const Json& value : *values) g_.add_alternative(rule, literal(to_text(value)));
+    for (const Json& value : *values) g_.add_alternative(rule, {call(exactly(value))});
     return rule;
   }
   for (const char* keyword : {"anyOf", "oneOf"}) {
@@ -177,6 +205,7 @@ int32_t SchemaRules::rule_of(const Json& schema) {
 }
 
 int32_t SchemaRules::of_type(const std::string& type, const Json& schema) {
+  check_room(0);
   if (type == "object") return object(schema);
   if (type == "array") return array(schema);
   if (type == "string") return text(schema);
@@ -265,24 +294,26 @@ int32_t SchemaRules::object(const Json& schema) {
         g_.rule({call(json_.text), call(json_.space), one_of(":"), call(json_.space), call(value)});
     return json_.list("{", "}", member);
   }
-  std::vector<std::string> names;
-  for (const auto& [name, value] : properties->items()) names.push_back(name);
+  std::set<std::string> needed;
   for (const Json& name : required) {
     if (!name.is_string() || !properties->contains(name.get<std::string>()))
       bad_field(kParam, "required: expected names of properties");
+    needed.insert(name.get<std::string>());
   }
   // What may follow the members so far: [0] where there were none, [1] behind others.
   std::array<int32_t, 2> rest = {g_.rule({one_of("}")}), 0};
   rest[1] = rest[0];
-  for (size_t i = names.size(); i-- > 0;) {
-    const int32_t value = rule_of((*properties)[names[i]]);
-    const Alternative member = literal(to_text(names[i])) +
-                               Alternative{call(json_.space), one_of(":"),       call(json_.space),
-                                           call(value),       call(json_.space), call(rest[1])};
-    const bool needed = std::ranges::find(required, Json(names[i])) != required.end();
+  const auto& members = properties->get_ref<const Json::object_t&>();
+  for (const auto& [name, schema_of_value] : members | std::views::reverse) {
+    const int32_t value = rule_of(schema_of_value);
+    const std::string text = to_text(name);
+    check_room(2 * text.size());
+    const Alternative member =
+        literal(text) + Alternative{call(json_.space), one_of(":"),       call(json_.space),
+                                    call(value),       call(json_.space), call(rest[1])};
     const Alternative comma = {one_of(","), call(json_.space)};
     std::array<int32_t, 2> next = {g_.rule(member), g_.rule(comma + member)};
-    for (size_t behind = 0; behind < 2 && !needed; ++behind)
+    for (size_t behind = 0; behind < 2 && !needed.contains(name); ++behind)
       g_.add_alternative(next[behind], {call(rest[behind])});
     rest = next;
   }

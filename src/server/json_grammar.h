@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "server/grammar.h"
+#include "engine/grammar.h"
 #include "server/json_fields.h"
 
 namespace replayssm::server {

@@ -56,7 +56,7 @@ std::optional<ToolCall> tagged_call(std::string_view text) {
     const size_t end = parameter->find('>');
     if (end == std::string_view::npos) return {};
     const std::string_view value = trimmed(parameter->substr(end + 1));
-    Json parsed = Json::parse(value, nullptr, false);
+    Json parsed = parse_embedded(value);
     arguments[std::string(parameter->substr(0, end))] =
         parsed.is_discarded() ? Json(std::string(value)) : std::move(parsed);
   }
@@ -72,7 +72,7 @@ std::vector<ToolCall> calls_of(std::string_view text) {
     if (auto call = tagged_call(text)) calls.push_back(*std::move(call));
     return calls;
   }
-  const Json value = Json::parse(text, nullptr, false);
+  const Json value = parse_embedded(text);
   for (const Json& item : value.is_array() ? value : Json::array({value})) {
     auto call = call_of(item);
     if (!call) return {};

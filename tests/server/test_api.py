@@ -59,6 +59,22 @@ class Api(unittest.TestCase):
         echoed = self.client.completions.create(prompt=PROMPT, echo=True, **self.greedy)
         self.assertEqual(echoed.choices[0].text, PROMPT + text)
 
+    def test_answers_of_many_megabytes(self):
+        text = "a b c " * 500_000
+        status, _, answer = self.server.post("/tokenize", {"prompt": text}, self.key)
+        self.assertEqual((status, len(answer["tokens"])), (200, answer["count"]))
+        self.assertGreater(answer["count"], 1_000_000)
+
+    def test_arguments_that_are_nested_deep(self):
+        deep = '{"a":' * 50_000 + "1" + "}" * 50_000
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": deep}}
+        status, _, answer = self.server.post(
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]},
+            self.key,
+        )
+        self.assertEqual(status, 200, answer)
+
     def test_chat(self):
         messages = [
             {"role": "system", "content": "You write Python."},
@@ -145,6 +161,7 @@ class Api(unittest.TestCase):
             ({"temperature": 3}, "from 0 to 2, got 3", "temperature"),
             ({"temperature": "warm"}, "expected a number", "temperature"),
             ({"max_tokens": 0}, "whole number", "max_tokens"),
+            ({"seed": 2**63}, "whole number", "seed"),
             ({"max_tokens": 1.5}, "whole number", "max_tokens"),
             ({"n": 1000}, "from 1 to 128", "n"),
             ({"best_of": 2, "n": 3}, "at least n", "best_of"),
@@ -179,6 +196,9 @@ class Api(unittest.TestCase):
             (b"[" * 100000, "nested at most 64"),
             (b'{"a":' * 100000, "nested at most 64"),
             (b'{"prompt": NaN}', "malformed at byte"),
+            (b'{"prompt": "x", "temperature": 1e400}', "range of a double"),
+            (json.dumps({"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(2000)), 0)}).encode(),
+             "at most 1024 members"),
         ):
             self.expect_error(400, message, "/v1/completions", body)
 
