@@ -35,7 +35,10 @@ server::ServedModel served_model(const ServeOptions& options, const std::filesys
       .tokenizer = &tokenizer,
       .engine = &engine};
   model.template_variables = template_special_tokens(folder);
-  if (const auto source = load_chat_template(folder)) model.chat_template.emplace(*source);
+  if (const auto source = load_chat_template(folder)) {
+    model.chat_template.emplace(*source);
+    model.tool_notation = server::tool_notation(*source);
+  }
   model.vocab_size = config.vocab_size;
   model.vocabulary = std::async(std::launch::deferred, [&tokenizer, size = config.vocab_size] {
     return std::make_shared<const VocabularyTrie>(tokenizer, size);

@@ -9,6 +9,7 @@
 #include "server/api_error.h"
 #include "server/chat_prompt.h"
 #include "server/json_grammar.h"
+#include "server/tool_grammar.h"
 
 namespace replayssm::server {
 namespace {
@@ -162,6 +163,33 @@ void read_common(const Fields& fields, Job& job) {
   if (const Json* format = fields.object("response_format")) job.grammar = grammar_of(*format);
 }
 
+// The tools of which one has to be called, as tool_choice says; none where none has to be.
+std::optional<Json> forced_tools(const Fields& fields) {
+  const Json* choice = fields.find("tool_choice");
+  if (!choice || *choice == "none" || *choice == "auto") return {};
+  const bool any = *choice == "required";
+  std::optional<std::string> name;
+  if (choice->is_object()) {
+    const Json* function = Fields(*choice, "tool_choice.").object("function");
+    if (function) name = Fields(*function, "tool_choice.function.").text("name");
+  }
+  if (!any && !name) {
+    bad_field("tool_choice", "expected none, auto, required, or ",
+              R"({"type": "function", "function": {"name": ...}})");
+  }
+  Json forced = Json::array();
+  if (const Json* tools = fields.find("tools")) {
+    for (const Json& tool : *tools) {
+      if (any || tool["function"]["name"] == *name) forced.push_back(tool);
+    }
+  }
+  if (forced.empty()) {
+    bad_field("tool_choice", "expected ",
+              any ? "tools to choose from" : "the name of one of tools");
+  }
+  return forced;
+}
+
 // Adds the requests of a prompt: best_of draws with seeds of their own.
 void add_requests(Request request, Ids prompt, const ServedModel& model, Job& job) {
   request.prompt = std::move(prompt);
@@ -239,11 +267,13 @@ Job chat_job(const Json& body, const ServedModel& model) {
   if (job.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   const Json* tools = fields.find("tools");
   const Json* choice = fields.find("tool_choice");
-  if (choice && *choice != "none" && *choice != "auto") {
-    bad_field("tool_choice", "expected none or auto: calls cannot be forced");
-  }
   Ids ids = model.tokenizer->encode(chat_prompt(body, model), false);
   job.tools = tools && !tools->empty() && (!choice || *choice != "none");
+  if (const auto forced = forced_tools(fields)) {
+    const bool several =
+        choice->is_string() && fields.boolean("parallel_tool_calls").value_or(true);
+    job.grammar = tool_grammar(*forced, model.tool_notation, several);
+  }
   add_requests(std::move(request), std::move(ids), model, job);
   return job;
 }

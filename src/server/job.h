@@ -13,6 +13,7 @@
 #include "model/chat_template.h"
 #include "model/tokenizer.h"
 #include "server/json_fields.h"
+#include "server/tool_calls.h"
 
 namespace replayssm::server {
 
@@ -22,7 +23,8 @@ struct ServedModel {
   const Tokenizer* tokenizer = nullptr;
   const Engine* engine = nullptr;  // for what does not change: limits and checks
   std::optional<ChatTemplate> chat_template{};
-  Json template_variables{};  // special tokens
+  Json template_variables{};                           // special tokens
+  ToolNotation tool_notation = ToolNotation::kObject;  // of its template
   int64_t vocab_size = 0;
   // Of the tokenizer; made when first asked for, by the thread that asks.
   std::shared_future<std::shared_ptr<const VocabularyTrie>> vocabulary{};

@@ -55,6 +55,14 @@ TEST(EmbeddedJson, IsDiscardedWhereABodyWouldBeRefused) {
   }
 }
 
+TEST(AppendQuoted, IsWhatParsesBack) {
+  for (const std::string text : {"", "plain", "a\"b\\c\n\t\x01\x7f", "naïve 日本 🙂"}) {
+    std::string quoted;
+    append_quoted(quoted, text);
+    EXPECT_EQ(Json::parse(quoted).get<std::string>(), text);
+  }
+}
+
 TEST(Fields, WholeNumbersAreExact) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const auto read = [](const char* text, int64_t low, int64_t high) {

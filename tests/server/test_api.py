@@ -4,6 +4,7 @@ import json
 import subprocess
 import unittest
 
+import jsonschema_rs
 import openai
 
 from harness import MODEL, Server
@@ -147,10 +148,40 @@ class Api(unittest.TestCase):
         ]
         answer = self.client.chat.completions.create(messages=messages, tools=tools, **self.greedy)
         self.assertIn(answer.choices[0].finish_reason, ("length", "stop"))
-        self.expect_error(
-            400, "cannot be forced", "/v1/chat/completions",
-            {"messages": messages, "tools": tools, "tool_choice": "required"}, "tool_choice",
-        )
+
+    def test_tools_are_called_where_they_have_to_be(self):
+        schema = {"type": "object", "required": ["city"], "additionalProperties": False, "properties": {
+            "city": {"enum": ["Rome", "Oslo"]}, "exact": {"type": "boolean"},
+            "days": {"type": "array", "items": {"enum": [1, 2, 3]}, "maxItems": 2, "minItems": 1}}}
+        tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
+                 for name in ("weather", "tides")]
+        fields = {"model": MODEL, "messages": [{"role": "user", "content": "Rome?"}], "tools": tools,
+                  "max_tokens": 300, "temperature": 1}
+        named = {"type": "function", "function": {"name": "tides"}}
+        for seed in range(4):
+            for choice in ("required", named):
+                choice = {"tool_choice": choice, "parallel_tool_calls": False, "seed": seed}
+                whole = self.client.chat.completions.create(**fields, **choice).choices[0]
+                self.assertEqual((whole.finish_reason, whole.message.content), ("tool_calls", None))
+                calls = [call.function for call in whole.message.tool_calls]
+                self.assertEqual(len(calls), 1)
+                self.assertIn(calls[0].name, ("weather", "tides")[choice["tool_choice"] == named:])
+                jsonschema_rs.validate(schema, json.loads(calls[0].arguments))
+                chunks = [chunk.choices[0] for chunk in
+                          self.client.chat.completions.create(stream=True, **fields, **choice)]
+                self.assertEqual(chunks[-1].finish_reason, "tool_calls")
+                self.assertEqual("".join(chunk.delta.content or "" for chunk in chunks), "")
+                streamed = [call.function for chunk in chunks for call in chunk.delta.tool_calls or []]
+                self.assertEqual([(c.name, c.arguments) for c in streamed],
+                                 [(c.name, c.arguments) for c in calls])
+        for change, message in (
+            ({"tool_choice": "must"}, "expected none, auto, required"),
+            ({"tool_choice": {"type": "function"}}, "expected none, auto, required"),
+            ({"tool_choice": {"function": {"name": "x"}}}, "the name of one of tools"),
+            ({"tool_choice": "required", "tools": []}, "tools to choose from"),
+            ({"tool_choice": "required", "tools": None}, "tools to choose from"),
+        ):
+            self.expect_error(400, message, "/v1/chat/completions", {**fields, **change}, "tool_choice")
 
     def test_errors(self):
         for change, message, param in (
