@@ -119,7 +119,7 @@ std::optional<int32_t> GrammarStates::push(int32_t below, int32_t place) {
 // What stacks lead to by opening the rules that come next: stacks whose next element is a set of
 // bytes, or the empty one.
 GrammarStates::State GrammarStates::expand(std::vector<int32_t> stacks) {
-  constexpr size_t kMost = 4096;
+  constexpr size_t kMost = 1 << 16;
   State found;
   std::unordered_set<int32_t> seen(stacks.begin(), stacks.end());
   while (!stacks.empty()) {
@@ -158,9 +158,10 @@ const GrammarStates::State& GrammarStates::after(int32_t stack) {
 }
 
 GrammarStates::State GrammarStates::advance(const State& state, unsigned char byte) {
-  constexpr size_t kMost = 1024;
+  constexpr size_t kMost = 2048;
   State next;
   int sources = 0;
+  work_ += std::ssize(state);
   for (const int32_t stack : state) {
     if (stack == kDone || !grammar_->element(stacks_[stack].place).bytes.test(byte)) continue;
     const State& more = after(stack);
@@ -242,9 +243,13 @@ GrammarConstraint::GrammarConstraint(std::shared_ptr<const Grammar> grammar,
 
 std::span<const uint8_t> GrammarConstraint::allowed() {
   constexpr size_t kMostMasks = 64;
+  constexpr int64_t kMostWork = 8 << 20;  // tens of milliseconds
   if (const auto at = masks_.find(state_); at != masks_.end()) return at->second;
   if (masks_.size() >= kMostMasks) masks_.clear();
-  return masks_.emplace(state_, vocabulary_->allowed(states_, state_)).first->second;
+  const int64_t before = states_.work();
+  const auto& mask = masks_.emplace(state_, vocabulary_->allowed(states_, state_)).first->second;
+  narrows_ = states_.work() - before > kMostWork;
+  return mask;
 }
 
 void GrammarConstraint::accept(int32_t token) {
@@ -253,6 +258,8 @@ void GrammarConstraint::accept(int32_t token) {
     state_ = states_.advance(state_, static_cast<unsigned char>(byte));
     REPLAYSSM_CHECK(!state_.empty(), "token ", token, " was not allowed");
   }
+  // Many readings of the text so far, and each takes time at every token: the half must do.
+  if (std::exchange(narrows_, false)) state_.resize((state_.size() + 1) / 2);
   if (states_.stacks() < kMostStacks) return;
   state_ = states_.keep(state_);
   masks_.clear();

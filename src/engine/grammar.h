@@ -76,6 +76,7 @@ class GrammarStates {
   static bool may_continue(const State& state) { return !state.empty() && state.back() != kDone; }
 
   int64_t stacks() const { return std::ssize(stacks_); }
+  int64_t work() const { return work_; }  // stacks looked at so far
   // Forgets all stacks but those of a state, whose numbers change.
   State keep(const State& state);
 
@@ -93,6 +94,7 @@ class GrammarStates {
 
   const Grammar* grammar_;
   std::vector<Stack> stacks_;
+  int64_t work_ = 0;
   std::unordered_map<uint64_t, int32_t> numbers_;  // of (below, place)
 };
 
@@ -133,6 +135,7 @@ class GrammarConstraint final : public TokenConstraint {
   const Tokenizer& tokenizer_;
   GrammarStates states_;
   GrammarStates::State state_;
+  bool narrows_ = false;                                        // the last mask took too long
   std::map<GrammarStates::State, std::vector<uint8_t>> masks_;  // of states met before
 };
 

@@ -15,6 +15,7 @@ class Session final : public std::enable_shared_from_this<Session> {
     server_.connections = std::ssize(server_.sessions);
   }
   ~Session() {
+    end_stream();
     server_.sessions.erase(this);
     server_.connections = std::ssize(server_.sessions);
   }
@@ -25,6 +26,9 @@ class Session final : public std::enable_shared_from_this<Session> {
   }
 
   // Of the answer at hand, for its exchange.
+  void begin_stream() {
+    if (!gone_ && !std::exchange(streaming_, true)) ++server_.streams;
+  }
   void send(std::string_view bytes);
   void finish();
 
@@ -40,6 +44,9 @@ class Session final : public std::enable_shared_from_this<Session> {
   asio::awaitable<void> refuse(int status, const std::string& why);
   void watch();
   void gone();
+  void end_stream() {
+    if (std::exchange(streaming_, false)) --server_.streams;
+  }
   void close() {
     error_code error;
     stream_.socket().close(error);
@@ -51,7 +58,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   beast::flat_buffer buffer_;
   Server::Impl& server_;
   std::string peer_, unsent_;
-  bool idle_ = true, finished_ = false, gone_ = false;
+  bool idle_ = true, finished_ = false, gone_ = false, streaming_ = false;
   bool gathering_ = false;  // further pieces before the next send
   std::chrono::steady_clock::time_point next_send_{};
 };
@@ -72,6 +79,7 @@ class SessionExchange final : public Exchange {
   }
   void begin(Response response) override {
     if (const auto session = live()) {
+      session->begin_stream();
       session->send(stream_head(response, session->keep_alive, session->chunked));
       if (!response.body.empty()) write(response.body);
     }
@@ -126,6 +134,7 @@ void Session::finish() {
   ++answer;
   finished_ = true;
   abort = nullptr;
+  end_stream();
   wake_.cancel();
 }
 
@@ -134,6 +143,7 @@ void Session::gone() {
   if (gone_) return;
   gone_ = true;
   ++answer;
+  end_stream();
   close();
   wake_.cancel();
   if (const auto call = std::exchange(abort, nullptr)) call();
@@ -223,7 +233,7 @@ asio::awaitable<bool> Session::write_answer() {
         gathering_ = false;
         if (gone_) break;
       }
-      next_send_ = std::chrono::steady_clock::now() + kGather;
+      next_send_ = std::chrono::steady_clock::now() + gather_time(server_.streams);
       sending.clear();
       std::swap(sending, unsent_);
       expire(server_.options.send_seconds);

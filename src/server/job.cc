@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kMostChoices = 128;  // of all prompts of a request
 constexpr int64_t kMostLogprobs = 20;
 constexpr int64_t kMostStops = 16;
+constexpr size_t kLongestStop = 1024;  // every choice keeps its own copy
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 
 std::vector<int32_t> ids_of(const Json& list, const std::string& name, int64_t vocab) {
@@ -65,11 +66,13 @@ std::vector<const Json*> prompts_of(const Json& body) {
 std::vector<std::string> stops_of(const Fields& fields) {
   const Json* stop = fields.find("stop");
   if (!stop) return {};
-  if (stop->is_string()) return {stop->get<std::string>()};
-  const auto is_text = [](const Json& text) { return text.is_string(); };
-  if (!stop->is_array() || std::ssize(*stop) > kMostStops ||
-      !std::all_of(stop->begin(), stop->end(), is_text)) {
-    bad_field("stop", "expected a text or a list of at most ", kMostStops, " texts");
+  const auto fits = [](const Json& text) {
+    return text.is_string() && text.get_ref<const std::string&>().size() <= kLongestStop;
+  };
+  if (fits(*stop)) return {stop->get<std::string>()};
+  if (!stop->is_array() || std::ssize(*stop) > kMostStops || !std::ranges::all_of(*stop, fits)) {
+    bad_field("stop", "expected a text or a list of at most ", kMostStops, " texts, each of at most ",
+              kLongestStop, " bytes");
   }
   return stop->get<std::vector<std::string>>();
 }

@@ -5,7 +5,9 @@
 #include <map>
 #include <ranges>
 #include <set>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/api_error.h"
@@ -30,7 +32,7 @@ class SchemaRules {
   void check_keywords(const Json& schema) const;
   void check_room(size_t elements) const { server::check_room(g_, elements, use_.param); }
   int32_t keywords(const Json& schema);
-  int32_t exactly(const Json& value);
+  int32_t exactly(std::span<const Json> values);
   int32_t of_type(const std::string& type, const Json& schema);
   int32_t reference(const std::string& path);
   int32_t alternatives(const Json& schemas, const char* keyword);
@@ -65,10 +67,27 @@ void SchemaRules::check_keywords(const Json& schema) const {
   }
 }
 
-int32_t SchemaRules::exactly(const Json& value) {
-  const std::string text = to_text(value);
-  check_room(text.size());
-  return g_.rule(literal(text));
+// One of the values. What texts begin with in common is followed once.
+int32_t SchemaRules::exactly(std::span<const Json> values) {
+  constexpr size_t kElements = 4;  // of a byte
+  std::map<std::pair<int32_t, char>, int32_t> behind;
+  std::set<int32_t> ends;
+  const int32_t first = g_.add_rule();
+  for (const Json& value : values) {
+    const std::string text = to_text(value);
+    check_room(kElements * text.size());
+    int32_t rule = first;
+    for (const char byte : text) {
+      const auto [at, added] = behind.try_emplace({rule, byte}, -1);
+      if (added) {
+        at->second = g_.add_rule();
+        g_.add_alternative(rule, {one_of({&byte, 1}), call(at->second)});
+      }
+      rule = at->second;
+    }
+    if (ends.insert(rule).second) g_.add_alternative(rule, {});
+  }
+  return first;
 }
 
 int32_t SchemaRules::rule_of(const Json& schema) {
@@ -87,12 +106,10 @@ int32_t SchemaRules::keywords(const Json& schema) {
   check_keywords(schema);
   const Fields fields(schema);
   if (const auto path = fields.text("$ref")) return reference(*path);
-  if (schema.contains("const")) return exactly(schema["const"]);
+  if (schema.contains("const")) return exactly({&schema["const"], 1});
   if (const Json* values = fields.find("enum")) {
     if (!values->is_array() || values->empty()) refuse("enum: expected a list of values");
-    const int32_t rule = g_.add_rule();
-    for (const Json& value : *values) g_.add_alternative(rule, {call(exactly(value))});
-    return rule;
+    return exactly(values->get_ref<const Json::array_t&>());
   }
   for (const char* keyword : {"anyOf", "oneOf"}) {
     if (const Json* schemas = fields.find(keyword)) return alternatives(*schemas, keyword);

@@ -118,6 +118,13 @@ TEST(SchemaGrammar, WorkAndDepthAreBounded) {
   for (int i = 0; i < 8; ++i) wide = {{"anyOf", std::vector<Json>(4, wide)}};
   refused(wide, "smaller schema");
 
+  Json many = Json::array();
+  for (int i = 0; i < 5000; ++i) many.push_back("value " + std::to_string(i));
+  const auto one = schema_grammar({{"type", "array"}, {"items", {{"enum", many}}}});
+  EXPECT_TRUE(admits(*one, R"(["value 0", "value 4999"])"));
+  EXPECT_FALSE(admits(*one, R"(["value 5000"])"));
+  EXPECT_FALSE(admits(*one, R"(["value "])"));
+
   // Arrays of itself by two equal ways: every bracket would double the readings.
   const Json itself = {{"$ref", "#"}};
   const Json list = {{"type", "array"}, {"items", itself}};

@@ -197,6 +197,7 @@ class Api(unittest.TestCase):
             ({"n": 1000}, "from 1 to 128", "n"),
             ({"best_of": 2, "n": 3}, "at least n", "best_of"),
             ({"stop": [1]}, "list of at most 16 texts", "stop"),
+            ({"stop": "x" * 1025}, "at most 1024 bytes", "stop"),
             ({"stop": [""]}, "expected a text, got an empty one", "stop"),
             ({"logit_bias": {"x": 1}}, "expected token ids", "logit_bias"),
             ({"logprobs": 21}, "from 0 to 20", "logprobs"),
