@@ -71,8 +71,8 @@ std::vector<std::string> stops_of(const Fields& fields) {
   };
   if (fits(*stop)) return {stop->get<std::string>()};
   if (!stop->is_array() || std::ssize(*stop) > kMostStops || !std::ranges::all_of(*stop, fits)) {
-    bad_field("stop", "expected a text or a list of at most ", kMostStops, " texts, each of at most ",
-              kLongestStop, " bytes");
+    bad_field("stop", "expected a text or a list of at most ", kMostStops,
+              " texts, each of at most ", kLongestStop, " bytes");
   }
   return stop->get<std::vector<std::string>>();
 }
