@@ -1,5 +1,5 @@
 """Load on a whole server: load.py PROGRAM [--requests N] [--seconds S] [--distinct N] [--model NAME]
-[-- FLAGS OF THE SERVER].
+[--flags="FURTHER FLAGS OF THE SERVER"].
 
 Random prompts with shared beginnings, streams, stop strings, priorities, cancellations and
 disconnects, over caches too small for them. Every answer must be that of the same request alone;
@@ -130,7 +130,7 @@ def run(requests, seconds, model, clients=12, distinct=60, seed=1, flags=()):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program")
-    parser.add_argument("flags", nargs="*")
+    parser.add_argument("--flags", default="", help="further ones of the server")
     parser.add_argument("--requests", type=int, default=10000)
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--distinct", type=int, default=60, help="requests that load is drawn from")
@@ -138,4 +138,4 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     os.environ["REPLAYSSM_PROGRAM"] = os.path.abspath(arguments.program)
     run(arguments.requests, arguments.seconds, arguments.model, distinct=arguments.distinct,
-        flags=arguments.flags)
+        flags=arguments.flags.split())
