@@ -43,6 +43,13 @@ inline int64_t snapshots_of(const EngineOptions& options) {
                                                                : 0;
 }
 
+// The other model that drafts; null where none does.
+inline Model* drafting_model(const EngineOptions& options) {
+  return options.speculative && options.speculative->method == DraftMethod::kDraftModel
+             ? options.draft_model
+             : nullptr;
+}
+
 struct MemoryPlan;  // engine/memory_plan.h
 
 struct Request {
@@ -80,6 +87,13 @@ struct SpeculationStats {
 
   double mean_length() const {
     return windows > 0 ? static_cast<double>(kept_tokens) / static_cast<double>(windows) : 0;
+  }
+  // Of the drafts that reached a depth, those accepted that far; up to the deepest that any did.
+  std::vector<double> accepted_shares() const {
+    std::vector<double> shares;
+    for (size_t i = 0; i < proposed.size() && proposed[i] > 0; ++i)
+      shares.push_back(static_cast<double>(accepted[i]) / static_cast<double>(proposed[i]));
+    return shares;
   }
 };
 
