@@ -64,7 +64,6 @@ EngineOptions Bench::engine_options(const std::string& mode) const {
   engine.max_num_batched_tokens = std::max(options_.limits.batched_tokens(), batch_size_);
   engine.max_model_len = options_.limits.max_model_len;
   engine.memory_utilization = options_.limits.gpu_memory_utilization;
-  engine.prepare = false;  // the warm-up does it
   if (mode.ends_with("spec")) {
     engine.speculative = options_.speculative;
     engine.speculative->snapshots = mode == "snapshot-spec";

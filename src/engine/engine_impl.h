@@ -38,7 +38,10 @@ struct Engine::Impl {
                   paged ? &kv : nullptr, prefixes.get()),
         tokens(options.max_num_seqs * options.ring.max_window) {
     if (options.speculative) speculation.emplace(model, options, [this] { return state(); });
-    if (options.prepare) model.prepare(state(), options.max_num_seqs);
+    if (options.prepare) {
+      model.prepare(state(), options.max_num_seqs, options.ring.max_window,
+                    speculation ? speculation->keep_hidden() : KeepHidden::kNone);
+    }
   }
 
   void check(const Request& request) const;
