@@ -172,16 +172,17 @@ TEST_P(ModelOnDevice, LikeliestTokensAreThoseOfTheLogits) {
   EXPECT_EQ(std::vector(at_once.begin(), at_once.end()), next);
 }
 
-// The random checkpoints' architectures with the head sizes that kernels compute, and random
-// weights. Two implementations in fp32 differ by rounding alone.
-class FamilyOnDevice : public ::testing::TestWithParam<const char*> {
+// The random checkpoints' architectures with attention heads that kernels compute, recurrent ones
+// of several sizes, and random weights. Two implementations in fp32 differ by rounding alone.
+class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<const char*, int>> {
  protected:
   // A folder with the configuration.
   std::filesystem::path resized() {
-    json config = read_json(repository() / "tests/golden/random" / GetParam() / "config.json");
+    const auto [name, state_dim] = GetParam();
+    json config = read_json(repository() / "tests/golden/random" / name / "config.json");
     for (const char* key : {"ssm_state_size", "mamba_d_state", "state_size", "linear_head_dim",
                             "linear_key_head_dim"}) {
-      if (config.contains(key)) config[key] = 128;
+      if (config.contains(key)) config[key] = state_dim;
     }
     const std::string type = config["model_type"];
     if (type == "kimi_linear") {
@@ -200,13 +201,17 @@ class FamilyOnDevice : public ::testing::TestWithParam<const char*> {
   TemporaryFolder folder_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, FamilyOnDevice,
-                         ::testing::Values("bamba", "falcon_h1_scaled", "granitemoehybrid",
-                                           "granitemoehybrid_dense_rope", "kimi_linear",
-                                           "kimi_linear_groups", "mamba2",
-                                           "nemotron_h_latent_moe_headdim80", "nemotron_h_moe",
-                                           "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, FamilyOnDevice,
+    ::testing::Combine(::testing::Values("bamba", "falcon_h1_scaled", "granitemoehybrid",
+                                         "granitemoehybrid_dense_rope", "kimi_linear",
+                                         "kimi_linear_groups", "mamba2",
+                                         "nemotron_h_latent_moe_headdim80", "nemotron_h_moe",
+                                         "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+                       ::testing::Values(32, 128, 256)),
+    [](const auto& info) {
+      return std::string(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+    });
 
 TEST_P(FamilyOnDevice, LogitsAreTheHosts) {
   const ModelSource source{.folder = resized(), .dummy_weights = true};

@@ -346,13 +346,6 @@ void CudaModel::draft(const HeadBatch& head, const StateView& state, const PassO
 
 // What of the model the kernels do not compute.
 std::string shape_obstacle(const ModelConfig& config) {
-  if (config.recurrent_layers() > 0) {
-    const RecurrentShape shape = recurrent_shape(config);
-    if (shape.state_dim != 128 || shape.head_dim % 8 != 0) {
-      return concat("the model's recurrent heads have ", shape.head_dim, " rows of ",
-                    shape.state_dim, " columns, the kernels compute multiples of 8 rows of 128");
-    }
-  }
   const KvShape kv = kv_shape(config);
   constexpr std::array kHeadDims = {64, 80, 96, 128, 192, 256, 576};
   if (kv.layers > 0 && std::ranges::count(kHeadDims, kv.head_dim) == 0) {

@@ -100,8 +100,7 @@ class ConvColumn {
     for (int u = 0; u < kSequences; ++u)
       if (u < count) w[u] = place(first + u);
 #pragma unroll
-    for (int u = 0; u < kSequences; ++u)
-      count_from(w[u]);
+    for (int u = 0; u < kSequences; ++u) count_from(w[u]);
 #pragma unroll
     for (int u = 0; u < kSequences; ++u)
 #pragma unroll
