@@ -27,6 +27,14 @@ struct Draft {
   int32_t parent_of(int64_t i) const {
     return parent.empty() ? static_cast<int32_t>(i) - 1 : parent[i];
   }
+  // [tokens] how many tokens of the draft lead to each, itself included.
+  std::vector<int64_t> depths() const {
+    std::vector<int64_t> depths(tokens.size(), 1);
+    for (int64_t i = 0; i < size(); ++i) {
+      if (const int32_t before = parent_of(i); before >= 0) depths[i] += depths[before];
+    }
+    return depths;
+  }
 };
 
 // How much of a request's drafts was accepted lately.

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "engine/engine_impl.h"
+#include "engine/model_drafter.h"
 
 namespace replayssm {
 namespace {
@@ -55,6 +56,7 @@ MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options) {
                  .logits = windows,
                  .context = options.max_model_len,
                  .window = options.ring.max_window});
+  if (Model* drafting = drafting_model(options)) drafting->reserve(ModelDrafter::limits(options));
   return plan_memory(model, options);
 }
 
@@ -111,10 +113,7 @@ int64_t Engine::add(Request request) {
   return id;
 }
 
-void Engine::cancel(int64_t request) {
-  impl_->scheduler.remove(request);
-  if (impl_->speculation) impl_->speculation->forget(request);
-}
+void Engine::cancel(int64_t request) { impl_->remove(request); }
 bool Engine::idle() const { return impl_->scheduler.idle(); }
 bool Engine::contains(int64_t request) const { return impl_->scheduler.find(request) != nullptr; }
 void Engine::check(const Request& request) const { impl_->check(request); }
@@ -130,6 +129,7 @@ void Engine::set_route(Route route) {
          route_name(route));
   if (impl_->options.read_dtype)
     check_read_copy(*impl_->options.read_dtype, impl_->options.state_dtype, route);
+  impl_->abandon();
   impl_->scheduler.restart();
   impl_->options.route = route;
 }

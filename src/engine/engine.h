@@ -43,6 +43,13 @@ inline int64_t snapshots_of(const EngineOptions& options) {
                                                                : 0;
 }
 
+// The other model that drafts; null where none does.
+inline Model* drafting_model(const EngineOptions& options) {
+  return options.speculative && options.speculative->method == DraftMethod::kDraftModel
+             ? options.draft_model
+             : nullptr;
+}
+
 struct MemoryPlan;  // engine/memory_plan.h
 
 struct Request {

@@ -1,6 +1,8 @@
 // The engine's members; behind engine.h.
 #pragma once
 
+#include <chrono>
+#include <deque>
 #include <optional>
 #include <span>
 #include <vector>
@@ -14,11 +16,24 @@
 
 namespace replayssm {
 
+// Whether a draw is all that is asked for, from logits as they are or with penalties.
+bool is_plain(const SamplingParams& sampling);
+// Of the token `ahead` places behind the sequence's end.
+TokenDraw draw_of(const Sequence& sequence, int64_t ahead);
+
+// A step of plain decoding that was started and whose tokens have not been read.
+struct StartedPass {
+  Schedule schedule;            // a window of a sequence that has gone since names none
+  std::vector<int32_t> tokens;  // [windows]
+};
+
 // Options with nothing left open, and the memory that passes need taken.
 EngineOptions checked(EngineOptions options, const Model& model);
 MemoryPlan reserve_and_plan(Model& model, const EngineOptions& options);
 
 struct Engine::Impl {
+  using Clock = std::chrono::steady_clock;
+
   Impl(Model& used_model, const Tokenizer* used_tokenizer, const EngineOptions& given)
       : model(used_model),
         tokenizer(used_tokenizer),
@@ -37,17 +52,17 @@ struct Engine::Impl {
         scheduler({options.max_num_seqs, options.max_num_batched_tokens, options.swap_bytes}, slots,
                   paged ? &kv : nullptr, prefixes.get()),
         tokens(options.max_num_seqs * options.ring.max_window) {
-    if (options.speculative) speculation.emplace(model, options, [this] { return state(); });
+    if (options.speculative) speculation.emplace(model, options, plan, [this] { return state(); });
     if (options.prepare) {
       model.prepare(state(), options.max_num_seqs, options.ring.max_window,
                     speculation ? speculation->keep_hidden() : KeepHidden::kNone);
     }
   }
+  ~Impl() { abandon(); }
 
   void check(const Request& request) const;
   void fit_drafts(const Schedule& schedule);
   void assign(const Schedule& schedule);
-  void forward(const Schedule& schedule);
   PassOutput output_for(const Schedule& schedule);
   std::span<const float> logits_row(int64_t row) const;
   SampledToken choose(const Sequence& sequence, int64_t row,
@@ -58,7 +73,16 @@ struct Engine::Impl {
   std::vector<RequestOutput> settle(const Schedule& schedule, std::vector<Verdict>& verdicts);
   void commit(const Schedule& schedule, const std::vector<Verdict>& verdicts);
   void draft(const Schedule& schedule, const std::vector<Verdict>& verdicts);
+  std::vector<RequestOutput> conclude(const Schedule& schedule, Clock::time_point start);
   std::vector<RequestOutput> step();
+  void remove(int64_t request);
+
+  // Passes behind the host (engine_behind.cc).
+  bool runs_behind(const Schedule& schedule) const;
+  void follow();
+  void start(const Schedule& schedule);
+  std::vector<RequestOutput> step_behind();
+  void abandon() noexcept;
 
   StateView state() const { return state_view(options.route, slots, kv); }
 
@@ -78,8 +102,9 @@ struct Engine::Impl {
   Array<float> logits;          // [rows, vocab], grown to the most that were wanted
   std::vector<int32_t> tokens;  // [rows]
   std::vector<TokenDraw> draws;
-  std::vector<uint8_t> allowed;  // [vocab]
-  bool has_tokens = false;       // it gives tokens, no logits
+  std::vector<uint8_t> allowed;     // [vocab]
+  bool has_tokens = false;          // it gives tokens, no logits
+  std::deque<StartedPass> started;  // the oldest first; at most two
   EngineStats stats;
   int64_t next_id = 0;
 };

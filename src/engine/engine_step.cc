@@ -7,14 +7,11 @@
 #include "replay/cursor.h"
 
 namespace replayssm {
-namespace {
 
-// Whether a draw is all that is asked for, from logits as they are or with penalties.
 bool is_plain(const SamplingParams& sampling) {
   return sampling.logit_bias.empty() && sampling.logprobs < 0;
 }
 
-// Of the token `ahead` places behind the sequence's end.
 TokenDraw draw_of(const Sequence& sequence, int64_t ahead) {
   const SamplingParams& sampling = sequence.sampling;
   return {.temperature = sampling.temperature,
@@ -29,8 +26,6 @@ TokenDraw draw_of(const Sequence& sequence, int64_t ahead) {
           .tokens = sequence.tokens,
           .prompt_length = sequence.prompt_len};
 }
-
-}  // namespace
 
 // Drafts give way to what has to run.
 void Engine::Impl::fit_drafts(const Schedule& schedule) {
@@ -63,11 +58,6 @@ void Engine::Impl::assign(const Schedule& schedule) {
   if (speculation) batch.keep_hidden = speculation->keep_hidden();
 }
 
-void Engine::Impl::forward(const Schedule& schedule) {
-  assign(schedule);
-  model.forward(batch, state(), output_for(schedule));
-}
-
 // Tokens where the model can give them, else logits.
 PassOutput Engine::Impl::output_for(const Schedule& schedule) {
   bool greedy = true;
@@ -83,11 +73,7 @@ PassOutput Engine::Impl::output_for(const Schedule& schedule) {
     has_tokens = has_tokens && is_plain(sequence->sampling) && !sequence->constraint &&
                  !(penalties && draft.size() > 0) &&
                  !(speculation && speculation->needs_logits(*sequence));
-    std::vector<int64_t> depth(draft.tokens.size(), 1);
-    for (int64_t i = 0; i < draft.size(); ++i) {
-      if (draft.parent_of(i) >= 0) depth[i] += depth[draft.parent_of(i)];
-      draws.push_back(draw_of(*sequence, depth[i]));
-    }
+    for (const int64_t depth : draft.depths()) draws.push_back(draw_of(*sequence, depth));
   }
   has_tokens = has_tokens && (greedy || model.draws_tokens());
   if (!has_tokens) {
@@ -170,8 +156,8 @@ std::vector<Verdict> Engine::Impl::judge_all(const Schedule& schedule) {
     } catch (const Error& error) {
       const int64_t id = sequence.id, position = sequence.size();
       for (const Window& other : schedule.windows) scheduler.preempt(other.sequence->id);
-      scheduler.remove(id);
-      if (speculation) speculation->forget(id);
+      abandon();
+      remove(id);
       fail("request ", id, ", position ", position, ": ", error.what());
     }
     first += 1 + sequence.draft.size();
@@ -264,21 +250,22 @@ void Engine::Impl::draft(const Schedule& schedule, const std::vector<Verdict>& v
   speculation->propose(requests);
 }
 
-std::vector<RequestOutput> Engine::Impl::step() {
-  using Clock = std::chrono::steady_clock;
+void Engine::Impl::remove(int64_t request) {
+  for (StartedPass& behind : started) {
+    for (Window& window : behind.schedule.windows) {
+      if (window.sequence && window.sequence->id == request) window.sequence = nullptr;
+    }
+  }
+  scheduler.remove(request);
+  if (speculation) speculation->forget(request);
+}
+
+// What follows the pass of a schedule that began at `start`.
+std::vector<RequestOutput> Engine::Impl::conclude(const Schedule& schedule,
+                                                  Clock::time_point start) {
   const auto seconds = [](Clock::duration time) {
     return std::chrono::duration<double>(time).count();
   };
-  const Schedule schedule = scheduler.next();
-  if (schedule.windows.empty()) return {};
-  if (speculation) fit_drafts(schedule);
-  const auto start = Clock::now();
-  try {
-    forward(schedule);
-  } catch (...) {
-    for (const Window& window : schedule.windows) scheduler.preempt(window.sequence->id);
-    throw;
-  }
   std::vector<Verdict> verdicts = judge_all(schedule);
   const auto judged = Clock::now();
   std::vector<RequestOutput> outputs = settle(schedule, verdicts);
@@ -294,12 +281,30 @@ std::vector<RequestOutput> Engine::Impl::step() {
     draft(schedule, verdicts);
   }
   for (size_t i = 0; i < schedule.windows.size(); ++i) {
-    const int64_t id = schedule.windows[i].sequence->id;
-    if (!verdicts[i].ended) continue;
-    scheduler.remove(id);
-    if (speculation) speculation->forget(id);
+    if (verdicts[i].ended) remove(schedule.windows[i].sequence->id);
   }
   return outputs;
+}
+
+std::vector<RequestOutput> Engine::Impl::step() {
+  const auto has_gone = [](const Window& window) { return !window.sequence; };
+  if (!started.empty() && std::ranges::all_of(started.front().schedule.windows, has_gone))
+    abandon();
+  if (!started.empty()) return step_behind();
+  const Schedule schedule = scheduler.next();
+  if (schedule.windows.empty()) return {};
+  if (speculation) fit_drafts(schedule);
+  const auto start_time = Clock::now();
+  const bool behind = runs_behind(schedule);
+  try {
+    assign(schedule);
+    const PassOutput output = output_for(schedule);
+    behind ? start(schedule) : model.forward(batch, state(), output);
+  } catch (...) {
+    for (const Window& window : schedule.windows) scheduler.preempt(window.sequence->id);
+    throw;
+  }
+  return behind ? step_behind() : conclude(schedule, start_time);
 }
 
 }  // namespace replayssm

@@ -18,6 +18,9 @@ struct MemoryPlan {
   int64_t prefixes = 0;  // states of prompts' prefixes
   int64_t kv_blocks = 0, kv_block_bytes = 0;
   int64_t kv_tokens = 0;
+  int64_t draft_weights = 0;  // of a draft model, like what follows
+  int64_t draft_states = 0;
+  int64_t draft_kv_blocks = 0, draft_kv_block_bytes = 0;
 };
 
 // `options` with nothing left to the model. Throws Error with the numbers where states and caches

@@ -9,31 +9,30 @@
 #include "engine/verify.h"
 
 namespace replayssm {
-namespace {
 
-RingConfig ring_of(const EngineOptions& options, const ModelConfig& config) {
+RingConfig ModelDrafter::ring_of(const EngineOptions& options) {
   return {.buffer_len = options.ring.buffer_len,
-          .max_window = static_cast<int32_t>(ModelDrafter::longest_window(*options.speculative)),
-          .conv_kernel = static_cast<int32_t>(config.conv_kernel)};
+          .max_window = static_cast<int32_t>(longest_window(*options.speculative)),
+          .conv_kernel = static_cast<int32_t>(options.draft_model->config().conv_kernel)};
 }
 
-}  // namespace
+PassLimits ModelDrafter::limits(const EngineOptions& options) {
+  const int64_t window = longest_window(*options.speculative);
+  return {.tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs * window),
+          .sequences = options.max_num_seqs,
+          .logits = options.max_num_seqs,
+          .context = options.max_model_len,
+          .window = window};
+}
 
-ModelDrafter::ModelDrafter(Model& model, const EngineOptions& options)
+ModelDrafter::ModelDrafter(Model& model, const EngineOptions& options, int64_t kv_blocks)
     : model_(model),
       config_(*options.speculative),
-      ring_(ring_of(options, model.config())),
+      ring_(ring_of(options)),
       chunk_(options.max_num_batched_tokens),
       slots_(model.config(), ring_, model.config().state_dtype, model.activation_dtype(),
              static_cast<int32_t>(options.max_num_seqs), {}, model.memory()),
-      kv_(model.config(), model.activation_dtype(),
-          options.max_num_seqs * KvPool::blocks_for(options.max_model_len), model.memory()) {
-  model.reserve({.tokens = std::max(chunk_, options.max_num_seqs * ring_.max_window),
-                 .sequences = options.max_num_seqs,
-                 .logits = options.max_num_seqs,
-                 .context = options.max_model_len,
-                 .window = ring_.max_window});
-}
+      kv_(model.config(), model.activation_dtype(), kv_blocks, model.memory()) {}
 
 StateView ModelDrafter::state() const { return state_view(Route::kOutputOnly, slots_, kv_); }
 
@@ -49,25 +48,33 @@ void ModelDrafter::forget(int64_t request) {
   texts_.erase(at);
 }
 
-// A sequence that is met first, or was preempted long ago, takes the place of the one that nobody
-// has asked for longest.
+// Gives up the text that nobody has asked for longest; false where all are asked for now.
+bool ModelDrafter::evict() {
+  const auto oldest = std::ranges::min_element(
+      texts_, {}, [](const auto& text) -> int64_t { return text.second.used; });
+  if (oldest == texts_.end() || oldest->second.used == calls_) return false;
+  release(oldest->second);
+  texts_.erase(oldest);
+  return true;
+}
+
+bool ModelDrafter::grow(Text& text, int64_t tokens) {
+  while (!kv_.grow(text.blocks, tokens)) {
+    if (!evict()) return false;
+  }
+  return true;
+}
+
+// A sequence that is met first, or was preempted long ago, takes another's place if need be.
 ModelDrafter::Text& ModelDrafter::text_of(const Sequence& sequence) {
   const auto [at, fresh] = texts_.try_emplace(sequence.id);
-  if (fresh) {
-    at->second.slot = slots_.acquire();
-    while (at->second.slot < 0) {
-      auto oldest = texts_.end();
-      for (auto text = texts_.begin(); text != texts_.end(); ++text) {
-        if (text->second.slot < 0) continue;
-        if (oldest == texts_.end() || text->second.used < oldest->second.used) oldest = text;
-      }
-      release(oldest->second);
-      texts_.erase(oldest);
-      at->second.slot = slots_.acquire();
-    }
+  Text& text = at->second;
+  text.used = calls_;
+  while (text.slot < 0) {
+    text.slot = slots_.acquire();
+    if (text.slot < 0) REPLAYSSM_CHECK(evict(), "more sequences than slots");
   }
-  at->second.used = calls_;
-  return at->second;
+  return text;
 }
 
 // Commits what the last windows had right.
@@ -96,8 +103,9 @@ void ModelDrafter::settle(std::span<const DraftRequest> requests) {
   model_.commit(batch, {.accepted = accepted}, state());
 }
 
-// Brings a text so close to the sequence's end that a window reaches it.
-void ModelDrafter::prefill(const Sequence& sequence, Text& text) {
+// Brings a text so close to the sequence's end that a window reaches it; false where there are no
+// blocks for it.
+bool ModelDrafter::prefill(const Sequence& sequence, Text& text) {
   constexpr int64_t kInWindow = 2;
   while (text.committed + kInWindow < sequence.size()) {
     const int64_t missing = sequence.size() - 1 - text.committed;
@@ -109,7 +117,7 @@ void ModelDrafter::prefill(const Sequence& sequence, Text& text) {
       text = {.slot = slots_.acquire(), .used = text.used};
       continue;
     }
-    REPLAYSSM_CHECK(kv_.grow(text.blocks, text.committed + count), "no KV blocks");
+    if (!grow(text, text.committed + count)) return false;
     pass_.clear();
     pass_.add(text.slot, text.committed, text.blocks);
     for (int64_t i = 0; i < count; ++i)
@@ -117,6 +125,7 @@ void ModelDrafter::prefill(const Sequence& sequence, Text& text) {
     model_.forward(pass_.batch(decodes ? 1 : 0), state(), {});
     text.committed += count;
   }
+  return true;
 }
 
 // The next draft of each: its whole window again, with one token more.
@@ -131,8 +140,6 @@ void ModelDrafter::draft(std::span<const DraftRequest* const> open, int64_t dept
     } else {
       text.window.push_back(request->draft->tokens.back());
     }
-    REPLAYSSM_CHECK(kv_.grow(text.blocks, text.committed + std::ssize(text.window)),
-                    "no KV blocks");
     pass_.add(text.slot, text.committed, text.blocks);
     for (size_t i = 0; i < text.window.size(); ++i)
       pass_.push(text.window[i], static_cast<int32_t>(i) - 1);
@@ -170,8 +177,13 @@ void ModelDrafter::propose(std::span<const DraftRequest> requests) {
   settle(wanted);
   std::vector<const DraftRequest*> open;
   for (const DraftRequest& request : wanted) {
-    prefill(*request.sequence, texts_.at(request.sequence->id));
-    open.push_back(&request);
+    const Sequence& sequence = *request.sequence;
+    Text& text = texts_.at(sequence.id);
+    if (prefill(sequence, text) && grow(text, sequence.size() + request.depth - 1)) {
+      open.push_back(&request);
+    } else {
+      forget(sequence.id);
+    }
   }
   for (int64_t depth = 0; !open.empty(); ++depth) {
     draft(open, depth);

@@ -14,13 +14,17 @@ namespace replayssm {
 // The draft model has slots and KV blocks of its own. What it knows for certain of a sequence is
 // committed; its drafts are the rows of one window that grows token by token and of which, once the
 // target has decided, as many rows are committed as were right: its recurrence is rolled back by
-// the same cursors as the target's.
+// the same cursors as the target's. Where blocks are short, sequences that nobody asks for give
+// theirs up, and then there is no draft.
 class ModelDrafter final : public Drafter {
  public:
-  ModelDrafter(Model& model, const EngineOptions& options);
+  ModelDrafter(Model& model, const EngineOptions& options, int64_t kv_blocks);
 
   // The tokens since the last commit, at most two, and the drafts but the last.
   static int64_t longest_window(const SpeculativeConfig& config) { return config.tokens + 1; }
+  static RingConfig ring_of(const EngineOptions& options);
+  // The largest of its passes.
+  static PassLimits limits(const EngineOptions& options);
 
   void propose(std::span<const DraftRequest> requests) override;
   void forget(int64_t request) override;
@@ -38,7 +42,9 @@ class ModelDrafter final : public Drafter {
   StateView state() const;
   Text& text_of(const Sequence& sequence);
   void settle(std::span<const DraftRequest> requests);
-  void prefill(const Sequence& sequence, Text& text);
+  bool evict();
+  bool grow(Text& text, int64_t tokens);
+  bool prefill(const Sequence& sequence, Text& text);
   void draft(std::span<const DraftRequest* const> open, int64_t depth);
   void release(Text& text);
 

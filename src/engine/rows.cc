@@ -45,27 +45,13 @@ void Rows::reset() {
 }
 
 void Rows::pack(std::span<const RowTokens> windows) {
-  token_ids_.clear();
-  query_start_.assign(1, 0);
-  slot_.clear();
-  position_.clear();
-  block_table_.clear();
-  block_table_stride_ = 0;
+  pass_.clear();
   for (const auto& [row, tokens] : windows) {
-    const int64_t position = computed_[row];
-    const auto length = position + static_cast<int64_t>(tokens.size());
+    const int64_t length = computed_[row] + std::ssize(tokens);
     REPLAYSSM_CHECK(kv_.grow(tables_[row], length), "row ", row, " grew beyond its context");
-    token_ids_.insert(token_ids_.end(), tokens.begin(), tokens.end());
-    query_start_.push_back(static_cast<int32_t>(token_ids_.size()));
-    slot_.push_back(static_cast<int32_t>(row));
-    position_.push_back(position);
-    const auto blocks = static_cast<int64_t>(tables_[row].size());
-    block_table_stride_ = std::max(block_table_stride_, blocks);
+    pass_.add(static_cast<int32_t>(row), computed_[row], tables_[row]);
+    for (size_t i = 0; i < tokens.size(); ++i) pass_.push(tokens[i], static_cast<int32_t>(i) - 1);
     computed_[row] = length;
-  }
-  for (const auto& [row, tokens] : windows) {
-    block_table_.insert(block_table_.end(), tables_[row].begin(), tables_[row].end());
-    block_table_.resize(block_table_.size() + block_table_stride_ - tables_[row].size(), -1);
   }
 }
 
@@ -76,15 +62,10 @@ void Rows::forward(int64_t decodes, std::span<const int32_t> wanted, const PassO
   model_.forward(batch(decodes, wanted), state(), output);
 }
 
-Batch Rows::batch(int64_t decodes, std::span<const int32_t> wanted) const {
-  return {.token_ids = token_ids_,
-          .query_start = query_start_,
-          .slot = slot_,
-          .position = position_,
-          .block_table = block_table_,
-          .block_table_stride = block_table_stride_,
-          .decodes = decodes,
-          .logit_tokens = wanted};
+Batch Rows::batch(int64_t decodes, std::span<const int32_t> wanted) {
+  Batch batch = pass_.batch(decodes);
+  batch.logit_tokens = wanted;
+  return batch;
 }
 
 StateView Rows::state() const {

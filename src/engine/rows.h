@@ -8,6 +8,7 @@
 
 #include "core/buffer.h"
 #include "engine/kv_pool.h"
+#include "engine/pass_builder.h"
 #include "engine/slot_pool.h"
 #include "model/model.h"
 
@@ -59,7 +60,7 @@ class Rows {
   void pack(std::span<const RowTokens> windows);
   void forward(int64_t decodes, std::span<const int32_t> wanted, const PassOutput& output);
   void pack_step(std::span<const int32_t> tokens);
-  Batch batch(int64_t decodes, std::span<const int32_t> wanted) const;
+  Batch batch(int64_t decodes, std::span<const int32_t> wanted);
   StateView state() const;
 
   Model& model_;
@@ -73,9 +74,8 @@ class Rows {
   Array<float> logits_;
   std::vector<int32_t> likeliest_, behind_;
   // The batch at hand.
-  std::vector<int32_t> token_ids_, query_start_, slot_, block_table_, wanted_;
-  std::vector<int64_t> position_;
-  int64_t block_table_stride_ = 0;
+  PassBuilder pass_;
+  std::vector<int32_t> wanted_;
 };
 
 }  // namespace replayssm

@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kFlag = "--speculative-config";
 
 std::unique_ptr<Drafter> make_drafter(Model& model, const EngineOptions& options,
-                                      std::function<StateView()> state) {
+                                      const MemoryPlan& plan, std::function<StateView()> state) {
   const SpeculativeConfig& config = *options.speculative;
   switch (config.method) {
     case DraftMethod::kNgram: return std::make_unique<NgramDrafter>(config);
@@ -23,18 +23,7 @@ std::unique_ptr<Drafter> make_drafter(Model& model, const EngineOptions& options
     case DraftMethod::kMtp: return std::make_unique<HeadDrafter>(model, config, std::move(state));
     case DraftMethod::kDraftModel: break;
   }
-  return std::make_unique<ModelDrafter>(*options.draft_model, options);
-}
-
-// Longest path of a draft.
-int64_t depth_of(const Draft& draft) {
-  std::vector<int64_t> depth(draft.tokens.size(), 1);
-  int64_t most = 0;
-  for (int64_t i = 0; i < draft.size(); ++i) {
-    if (const int32_t parent = draft.parent_of(i); parent >= 0) depth[i] = depth[parent] + 1;
-    most = std::max(most, depth[i]);
-  }
-  return most;
+  return std::make_unique<ModelDrafter>(*options.draft_model, options, plan.draft_kv_blocks);
 }
 
 }  // namespace
@@ -68,10 +57,10 @@ void check_speculation(const EngineOptions& options, const Model& model) {
     fail(kFlag, ": tree_width: expected 1 with --no-use-replayssm-spec, got ", config.tree_width);
 }
 
-Speculation::Speculation(Model& model, const EngineOptions& options,
+Speculation::Speculation(Model& model, const EngineOptions& options, const MemoryPlan& plan,
                          std::function<StateView()> state)
     : config_(*options.speculative),
-      drafter_(make_drafter(model, options, std::move(state))),
+      drafter_(make_drafter(model, options, plan, std::move(state))),
       depths_(options.max_num_seqs * config_.max_window(), config_.adaptive) {
   if (config_.simulate_length > 0) simulated_.emplace(config_.simulate_length, config_.tokens);
   stats_.proposed.resize(static_cast<size_t>(config_.tokens));
@@ -161,7 +150,7 @@ void Speculation::count(Sequence& sequence, int64_t kept) {
   stats_.kept_tokens += kept;
   const Draft& draft = sequence.draft;
   stats_.drafted_tokens += draft.size();
-  const int64_t depth = depth_of(draft);
+  const int64_t depth = draft.size() > 0 ? std::ranges::max(draft.depths()) : 0;
   sequence.acceptance.add(std::min(kept - 1, depth), depth);
   for (int64_t i = 0; i < depth; ++i) {
     ++stats_.proposed[i];

@@ -8,14 +8,15 @@
 #include "engine/depth_control.h"
 #include "engine/draft.h"
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
 #include "engine/verify.h"
 
 namespace replayssm {
 
 class Speculation {
  public:
-  // Throws Error where the model cannot be drafted for in this way.
-  Speculation(Model& model, const EngineOptions& options, std::function<StateView()> state);
+  Speculation(Model& model, const EngineOptions& options, const MemoryPlan& plan,
+              std::function<StateView()> state);
 
   KeepHidden keep_hidden() const;
 

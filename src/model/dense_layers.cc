@@ -70,8 +70,8 @@ void sum_over_ranks(const AddNormParams& params, Context& context) {
   const int64_t rows = params.row_index ? params.hidden_rows : params.rows;
   for (const float* part : {params.delta, params.second}) {
     if (part) {
-      context.communicator->all_reduce(const_cast<float*>(part), rows * params.dim,
-                                       context.backend.stream_handle());
+      context.communicator.all_reduce(const_cast<float*>(part), rows * params.dim,
+                                      context.backend.stream_handle());
     }
   }
 }
@@ -91,7 +91,7 @@ void project_last(const Product& product, const void* x, int64_t rows, float* y,
 
 void add_norm(const AddNormParams& params, Context& context) {
   const PendingProduct& p = context.pending;
-  if (!context.communicator && p.product && p.y == params.delta) {
+  if (!context.is_cut() && p.product && p.y == params.delta) {
     const StageTimer timer(context, Stage::kMatmul);
     if (context.backend.product_add_norm(*p.product, p.x, params)) {
       context.pending = {};
@@ -99,7 +99,7 @@ void add_norm(const AddNormParams& params, Context& context) {
     }
   }
   run_pending(context);
-  if (context.communicator) sum_over_ranks(params, context);
+  if (context.is_cut()) sum_over_ranks(params, context);
   const StageTimer timer(context, Stage::kNorm);
   context.backend.add_norm(params);
 }

@@ -146,10 +146,12 @@ WindowTrees::WindowTrees(const Batch& batch) {
 ModelWeights read_weights(const ModelSource& source, ModelConfig& config) {
   ModelWeights weights =
       source.dummy_weights ? dummy_weights(config) : load_weights(source.folder, config);
+  const Shard shard = source.communicator ? source.communicator->shard() : Shard();
+  if (shard.world == 1) return weights;
   // What the head adds to the stream by itself is no part of a sum.
-  if (source.communicator && source.draft_head)
+  if (source.draft_head)
     fail("draft head: expected a model in one piece, got one of several ranks");
-  if (source.communicator) take_shard(config, weights, source.communicator->shard());
+  take_shard(config, weights, shard);
   return weights;
 }
 

@@ -42,12 +42,14 @@ struct PendingProduct {
 // What the layers of one pass share. Activations between ops are fp32; what feeds a matrix product
 // is rounded to the activation dtype (byte arrays).
 struct Context {
-  Context(const ModelConfig& config, Backend& backend, Communicator* communicator)
-      : config(config), backend(backend), communicator(communicator) {}
+  // `ranks`: null where there is one.
+  Context(const ModelConfig& config, Backend& backend, Communicator* ranks)
+      : config(config), backend(backend), communicator(ranks ? *ranks : single_rank) {}
 
   const ModelConfig& config;
   Backend& backend;
-  Communicator* communicator;  // null: one rank
+  SingleRank single_rank;
+  Communicator& communicator;
 
   // The pass at hand.
   PassArrays arrays;
@@ -69,6 +71,7 @@ struct Context {
   DType dtype() const { return backend.dtype(); }
   int64_t element_bytes() const { return dtype_bytes(dtype()); }
   int64_t tokens() const { return arrays.tokens; }
+  bool is_cut() const { return communicator.shard().world > 1; }
 };
 
 // Adds the time of its scope to one of the stages.

@@ -115,8 +115,9 @@ TEST_P(ModelOnDevice, RepeatedPassesGiveTheSameBits) {
   }
 }
 
-// Small batches take kernels of their own. With activations of 16 bits, rounded at other places,
-// the same row differs by about 1% of the logits' scale (golden_test.cc).
+// Small batches take kernels of their own. Roundings to 16 bits move a row by about 1% of the
+// logits' scale (golden_test.cc); two rows that are rounded at other places differ by root two of
+// that.
 TEST_P(ModelOnDevice, ARowAloneIsTheRowAmongOthers) {
   const auto folder = repository() / "models" / std::get<0>(GetParam());
   model_ = load_model({folder}, DType::kBFloat16, std::get<1>(GetParam()), pool_);
@@ -137,7 +138,7 @@ TEST_P(ModelOnDevice, ARowAloneIsTheRowAmongOthers) {
         error += std::pow(one[i] - all[i], 2);
         scale += std::pow(one[i], 2);
       }
-      ASSERT_LT(std::sqrt(error), 0.03 * std::sqrt(scale)) << count << " rows, step " << step;
+      ASSERT_LT(std::sqrt(error), 0.014 * std::sqrt(scale)) << count << " rows, step " << step;
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <stdexcept>
 
 #include "core/philox.h"
 #include "engine/engine.h"
@@ -31,13 +32,14 @@ class DraftedModel : public ::testing::TestWithParam<ModelAndDevice> {
     model_ = load_model({.folder = folder_, .draft_head = true}, DType::kFloat32, device, pool_);
   }
 
+  // So many tokens of the text from a character on.
   std::vector<int32_t> text(int64_t first, int64_t count) const {
+    constexpr int64_t kMostCharacters = 8;  // of a token, on average
     static const std::string whole = read_text(repository() / "models/eval.txt");
-    const Tokenizer tokenizer(folder_);
-    std::vector<int32_t> ids =
-        tokenizer.encode(whole.substr(static_cast<size_t>(first), 8 * count));
-    ids.resize(static_cast<size_t>(count));
-    return ids;
+    const std::vector<int32_t> ids = Tokenizer(folder_).encode(
+        whole.substr(static_cast<size_t>(first), static_cast<size_t>(kMostCharacters * count)));
+    if (std::ssize(ids) < count) throw std::out_of_range("too few tokens");
+    return {ids.begin(), ids.begin() + count};
   }
 
   std::filesystem::path folder_;

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/philox.h"
+#include "engine/sampler.h"
 #include "replay/cursor.h"
 
 namespace replayssm::testing {
@@ -169,6 +170,22 @@ void check_history(const Row& row, const std::vector<uint64_t>& hashes) {
   REPLAYSSM_CHECK(hashes == expected, "recurrent state and KV hold different tokens");
 }
 
+int32_t token_of(const std::vector<float>& logits, size_t row, std::span<const TokenDraw> draws) {
+  if (draws.empty()) return static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
+  const TokenDraw& draw = draws[row];
+  const SamplingParams params{.temperature = draw.temperature,
+                              .top_k = draw.top_k,
+                              .top_p = draw.top_p,
+                              .min_p = draw.min_p,
+                              .repetition_penalty = draw.repetition_penalty,
+                              .presence_penalty = draw.presence_penalty,
+                              .frequency_penalty = draw.frequency_penalty,
+                              .seed = draw.seed};
+  return sample(logits, params, draw.tokens.first(draw.prompt_length),
+                draw.tokens.subspan(draw.prompt_length), draw.position)
+      .id;
+}
+
 }  // namespace
 
 uint64_t extend_hash(uint64_t hash, int32_t token) {
@@ -195,6 +212,37 @@ FakeModel::FakeModel(int64_t vocab, int64_t max_positions, bool attention) {
 }
 
 void FakeModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
+  REPLAYSSM_CHECK(started_.empty(), "a pass is under way");
+  run(batch, state, output);
+}
+
+// Everything that touches the states comes in the order of the calls, as on a device; only the
+// tokens come late.
+void FakeModel::start(const Batch& batch, const StateView& state, const PassOutput& output) {
+  REPLAYSSM_CHECK(behind && started_.size() < 2, "passes=", started_.size());
+  std::vector<int32_t> ids(batch.token_ids.begin(), batch.token_ids.end());
+  for (int32_t& id : ids) {
+    if (id <= -2) id = std::max(given_.at(static_cast<size_t>(-2 - id)), 0);
+  }
+  Batch known = batch;
+  known.token_ids = ids;
+  Started pass{.tokens = std::vector<int32_t>(batch.logit_tokens.size()), .to = output.tokens};
+  run(known, state, {.tokens = pass.tokens.data(), .draws = output.draws});
+  overlapped += !started_.empty();
+  given_ = pass.tokens;
+  std::fill_n(output.tokens, pass.tokens.size(), -12345);
+  started_.push_back(std::move(pass));
+}
+
+void FakeModel::finish() {
+  REPLAYSSM_CHECK(!started_.empty(), "no pass");
+  const Started pass = std::move(started_.front());
+  started_.pop_front();
+  if (finishes_++ == fail_at_finish) fail("the device has gone");
+  std::ranges::copy(pass.tokens, pass.to);
+}
+
+void FakeModel::run(const Batch& batch, const StateView& state, const PassOutput& output) {
   if (forwards++ == fail_at_forward) fail("the device is on fire");
   check_batch(batch, state, config_);
   const int64_t attention_layers = config_.count(Mixer::kAttention);
@@ -233,10 +281,7 @@ void FakeModel::forward(const Batch& batch, const StateView& state, const PassOu
     const bool bad = batch.token_ids[at] == nan_after;
     if (bad) row[1] = std::nanf("");
     if (output.logits) std::ranges::copy(row, output.logits + i * row.size());
-    if (output.tokens) {
-      const auto best = std::ranges::max_element(row) - row.begin();
-      output.tokens[i] = bad ? -1 : static_cast<int32_t>(best);
-    }
+    if (output.tokens) output.tokens[i] = bad ? -1 : token_of(row, i, output.draws);
   }
 }
 

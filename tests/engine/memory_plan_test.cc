@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "engine/fake_model.h"
+#include "engine/model_drafter.h"
 
 namespace replayssm {
 namespace {
@@ -85,6 +86,33 @@ TEST_F(MemoryPlanTest, TheEngineHasWhatIsPlanned) {
   EXPECT_EQ(engine.memory_plan().kv_blocks, 9);
   EXPECT_EQ(engine.kv().blocks(), 9);
   EXPECT_THAT(to_string(engine.memory_plan()), HasSubstr("for 288 tokens"));
+}
+
+// A draft model shares the memory: its states and blocks are planned beside the model's.
+TEST_F(MemoryPlanTest, ADraftModelHasItsPart) {
+  testing::FakeModel draft_model;
+  options_.speculative = SpeculativeConfig{.method = DraftMethod::kDraftModel, .tokens = 3};
+  options_.draft_model = &draft_model;
+  options_.ring.max_window = 4;
+  const ModelConfig& config = draft_model.config();
+  const int64_t states = 4 * SlotPool::bytes_per_slot(config, ModelDrafter::ring_of(options_),
+                                                      DType::kFloat32, DType::kFloat32);
+  EXPECT_EQ(plan_memory(model_, options_).draft_kv_blocks, 16);
+  // Both models' states alike, and pairs of blocks: 12 pairs beside the states.
+  const MemoryPlan both = plan(8, 24);
+  EXPECT_EQ(both.draft_states, states);
+  EXPECT_EQ(both.kv_blocks, 12);
+  EXPECT_EQ(both.draft_kv_blocks, 12);
+  EXPECT_THAT(to_string(both), HasSubstr("; draft model: weights "));
+  EXPECT_THAT([&] { plan(7, 0); }, ThrowsMessage<Error>(HasSubstr("max_num_seqs: expected")));
+  // The room is taken before there is a drafter that could fail.
+  plan(8, 24);
+  options_.ring.max_window = 1;
+  const Engine engine(model_, nullptr, options_);
+  EXPECT_EQ(engine.kv().blocks(), 12);
+  EXPECT_EQ(draft_model.reserved.window, 4);
+  options_.speculative->method = DraftMethod::kNgram;
+  EXPECT_EQ(plan(4, 16).draft_states, 0);
 }
 
 }  // namespace

@@ -73,6 +73,16 @@ Result run(const ModelSource& source) {
   return result;
 }
 
+// A model in one piece is its only rank, draft head and all.
+TEST(SingleRank, IsTheWholeModel) {
+  const auto folder = repository() / "models/tiny-qwen3.5";
+  SingleRank rank;
+  const Result whole = run({.folder = folder, .draft_head = true});
+  const Result only = run({.folder = folder, .draft_head = true, .communicator = &rank});
+  EXPECT_EQ(only.logits, whole.logits);
+  EXPECT_EQ(only.weight_bytes, whole.weight_bytes);
+}
+
 class Sharding : public ::testing::TestWithParam<std::tuple<const char*, int64_t>> {};
 
 INSTANTIATE_TEST_SUITE_P(

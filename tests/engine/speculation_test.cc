@@ -191,6 +191,33 @@ TEST(Speculation, WindowsOfTheDraftModelMustFitIt) {
               ThrowsMessage<Error>(HasSubstr("expected at most 3 of this draft model, got 4")));
 }
 
+// Texts that share a prompt's blocks need more of the draft model's than of their own.
+TEST(Speculation, ADraftModelShortOfBlocksDraftsForFewer) {
+  FakeModel model(kVocab), draft_model(kVocab);
+  EngineOptions options = options_of({fixed(DraftMethod::kDraftModel, 3)});
+  options.draft_model = &draft_model;
+  options.prefix_cache_bytes = 1 << 20;
+  options.prefix_interval = kPrefillChunk;
+  options.kv_blocks = 10;
+  Engine engine(model, nullptr, options);
+  std::map<int64_t, Request> requests;
+  for (int i = 0; i < 4; ++i) {
+    Request request = request_of(0, 130, 40, 0);
+    request.prompt.push_back(i);
+    requests[engine.add(request)] = request;
+    engine.step();  // the prefix is there for the next ones
+    engine.step();
+  }
+  const Outputs first = run(engine);
+  for (const auto& [id, request] : requests) {
+    const auto expected = expected_output(request, kVocab);
+    const auto& got = first.at(id);  // but for what came before
+    EXPECT_EQ(got, std::vector<int32_t>(expected.end() - std::ssize(got), expected.end()));
+  }
+  EXPECT_GT(engine.stats().cached_tokens, 0);
+  EXPECT_GT(engine.stats().speculation.mean_length(), 1);
+}
+
 // A draft model that is the model itself is always right.
 TEST(Speculation, ADraftModelThatIsTheModelIsAlwaysRight) {
   FakeModel model(64), draft_model(64);

@@ -275,7 +275,9 @@ TEST(Config, PublishedNemotronSuper) {
   EXPECT_EQ(c.attention.rotary_dim, 0);
   EXPECT_EQ(c.moe.latent, 1024);
   EXPECT_EQ(c.intermediate, 0);  // no dense layer
-  EXPECT_TRUE(c.mtp.empty());
+  ASSERT_EQ(c.mtp.size(), 2);    // unless it says otherwise
+  EXPECT_EQ(c.mtp[0].mixer, Mixer::kAttention);
+  EXPECT_EQ(c.mtp[1].channel_mix, ChannelMix::kMoe);
 }
 
 TEST(Config, EndOfSequenceIsTheUnionOfBothFiles) {

@@ -77,6 +77,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{kRandom + "mamba2", 3, 3, 0, 0, 0, 0, 0, 128 + 2 * 2 * 32, {1}},
         Case{kRandom + "nemotron_h_moe", 6, 2, 0, 1, 1, 2, 0, 64 + 2 * 2 * 32, {1}},
         Case{kRandom + "nemotron_h_latent_moe_headdim80", 6, 2, 0, 1, 1, 2, 0, 240 + 2 * 64, {1}},
+        Case{kRandom + "nemotron_h_mtp", 6, 2, 0, 1, 1, 2, 1, 240 + 2 * 64, {1}},
         Case{kRandom + "qwen3_5_text", 4, 0, 3, 1, 4, 0, 0, 2 * 64 + 6 * 48, {}},
         Case{kRandom + "qwen3_5_moe_text", 4, 0, 3, 1, 0, 4, 0, 2 * 64 + 128, {}},
         Case{kRandom + "qwen3_next", 4, 0, 3, 1, 0, 4, 0, 2 * 64 + 128, {}},

@@ -231,6 +231,36 @@ TEST_F(Weights, MtpBlockMayBeAbsentButNotPartial) {
   EXPECT_EQ(load().mtp.size(), 0);
 }
 
+TEST_F(Weights, ANemotronHeadMayBeAbsentButNeitherPartialNorMore) {
+  start("nemotron_h_mtp");
+  const StoredTensors good = tensors_;
+  ASSERT_EQ(load().mtp.size(), 1);
+  const ModelWeights weights = load();
+  EXPECT_EQ(weights.mtp[0].layers[1].moe.experts.size(), 8);
+  EXPECT_TRUE(weights.mtp[0].layers[1].moe.latent_in);
+  for (const auto& [name, tensor] : good) {
+    if (!name.starts_with("mtp.")) continue;
+    tensors_ = good;
+    tensors_.erase(name);
+    EXPECT_THAT(error(), HasSubstr("missing tensor \"" + name + "\"; expected shape"));
+  }
+  tensors_ = good;
+  tensors_["mtp.layers.1.eh_proj.weight"] = numbered(64, 128);
+  EXPECT_THAT(error(), HasSubstr("unknown tensor \"mtp.layers.1.eh_proj.weight\";"));
+  tensors_ = good;
+  tensors_["mtp.layers.0.eh_proj.weight"] = numbered(64, 64);
+  EXPECT_THAT(error(), HasSubstr("expected shape [64, 128], got [64, 64]"));
+  tensors_ = good;
+  std::erase_if(tensors_, [](const auto& item) { return item.first.starts_with("mtp."); });
+  EXPECT_EQ(load().mtp.size(), 0);
+  tensors_ = good;
+  config_["num_nextn_predict_layers"] = 0;
+  EXPECT_EQ(load().mtp.size(), 0);
+  EXPECT_EQ(load().skipped.size(), std::ranges::count_if(good, [](const auto& item) {
+              return item.first.starts_with("mtp.");
+            }));
+}
+
 TEST_F(Weights, TruncatedFile) {
   start("mamba2");
   const auto path = folder_ / "model.safetensors";

@@ -197,7 +197,7 @@ def nemotron_h_tensors(config, tensors, write):
         "mtp.layers.0.norm.weight": Tensor("BF16", [64], bytes(128)),
         "mtp.layers.0.eh_proj.weight": Tensor("BF16", [64, 128], bytes(16384)),
     }
-    write("mtp", dict(config, num_nextn_predict_layers=1), {**tensors, **mtp}, skipped=2)
+    write("mtp", dict(config, num_nextn_predict_layers=0), {**tensors, **mtp}, skipped=2)
 
 
 def nemotron_h(w):

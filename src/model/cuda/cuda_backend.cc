@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/cuda/attention_plan.h"
 #include "ops/cuda/conv.h"
 #include "ops/cuda/dense.h"
 #include "ops/cuda/experts.h"
@@ -152,9 +153,10 @@ void CudaBackend::reserve_attention(const PassLimits& limits) {
   if (kv_heads_ == 0) return;
   // Few sequences and short windows are cut into many ranges: the largest pass is not the neediest.
   const auto take = [&](AttentionPart& part, int64_t longest_window) {
+    const int64_t cut = cuda::longest_cut_window(heads_ / kv_heads_, head_dim_);
     int64_t plan = 0, workspace = 0;
     for (int64_t sequences = 1; sequences <= limits.sequences; ++sequences) {
-      for (int64_t window = 1; window <= longest_window; window *= 2) {
+      for (const int64_t window : {std::min(cut, longest_window), longest_window}) {
         const cuda::AttentionShape shape{.sequences = sequences,
                                          .tokens = limits.tokens,
                                          .max_window = window,

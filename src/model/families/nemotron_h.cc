@@ -102,6 +102,19 @@ void read_mamba(const ConfigReader& reader, ModelConfig& config) {
   reader.expect_text({"mamba_hidden_act"}, {"silu", "swish"});
 }
 
+// The head's layers; none where it does not draft, or in a way that is not computed here: by
+// several blocks, or with states of its own.
+std::vector<LayerConfig> read_mtp_layers(const ConfigReader& reader) {
+  std::vector<LayerConfig> layers =
+      read_layers(reader, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
+  if (layers.empty()) layers = {mixer_layer(Mixer::kAttention), channel_layer(ChannelMix::kMoe)};
+  const bool drafts = reader.integer({"num_nextn_predict_layers"}, {0, kLayersRange.high}, 0) == 1;
+  if (!drafts || std::ranges::count(layers, Mixer::kAttention, &LayerConfig::mixer) != 1 ||
+      std::ranges::count(layers, Mixer::kMamba2, &LayerConfig::mixer) > 0)
+    return {};
+  return layers;
+}
+
 void read_config(const ConfigReader& reader, ModelConfig& config) {
   config.layers = read_layers(reader, "hybrid_override_pattern", "layers_block_type");
   const auto layers = static_cast<int64_t>(config.layers.size());
@@ -117,15 +130,7 @@ void read_config(const ConfigReader& reader, ModelConfig& config) {
     reader.refuse("num_hidden_layers", concat("the ", layers, " layers that are named"),
                   describe(*reader.find({"num_hidden_layers"})));
   }
-  const std::vector<LayerConfig> mtp =
-      read_layers(reader, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
-  const bool drafts = reader.integer({"num_nextn_predict_layers"}, {0, kLayersRange.high}, 0) == 1;
-  const auto attention = [](const LayerConfig& layer) { return layer.mixer == Mixer::kAttention; };
-  const auto recurrent = [](const LayerConfig& layer) { return layer.mixer == Mixer::kMamba2; };
-  if (drafts && std::ranges::count_if(mtp, attention) == 1 &&
-      std::ranges::none_of(mtp, recurrent)) {
-    config.mtp = mtp;
-  }
+  config.mtp = read_mtp_layers(reader);
 
   config.vocab_size = reader.integer({"vocab_size"}, kWidthRange, 131072);
   config.hidden_size = reader.integer({"hidden_size"}, kWidthRange);
@@ -141,8 +146,11 @@ void read_config(const ConfigReader& reader, ModelConfig& config) {
   read_mamba(reader, config);
   read_attention(reader, 32, 8, 128, config.attention);
   const int64_t intermediate = reader.integer({"intermediate_size"}, kWidthRange, 21504);
-  if (config.has(ChannelMix::kDense)) config.intermediate = intermediate;
-  if (config.has(ChannelMix::kMoe)) read_moe(reader, config.moe);
+  const auto uses = [&](ChannelMix mix) {
+    return config.has(mix) || std::ranges::count(config.mtp, mix, &LayerConfig::channel_mix) > 0;
+  };
+  if (uses(ChannelMix::kDense)) config.intermediate = intermediate;
+  if (uses(ChannelMix::kMoe)) read_moe(reader, config.moe);
   if (!reader.raw().contains("eos_token_id") && config.vocab_size > 2) config.eos_ids = {2};
   if (!reader.raw().contains("bos_token_id") && config.vocab_size > 1) config.bos_id = 1;
 }
@@ -209,7 +217,7 @@ void read_weights(WeightReader& reader, const ModelConfig& config, ModelWeights&
         read_layer(reader, concat(roots.body, "layers.", i, "."), config.layers[i], config));
   }
   const std::string mtp = roots.head + "mtp.";
-  if (!config.mtp.empty() && reader.may_have(mtp + "layers.0.enorm.")) {
+  if (!config.mtp.empty() && reader.may_have(mtp)) {
     weights.mtp.push_back(read_mtp(reader, mtp + "layers.", config));
   } else {
     reader.skip(mtp);

@@ -56,6 +56,11 @@ constexpr AttentionCut attention_cut(const AttentionShape& shape) {
   return cut;
 }
 
+// The longest window whose sequences' keys are cut into ranges: with it such a pass needs most.
+constexpr int64_t longest_cut_window(int64_t group, int64_t head_dim) {
+  return std::max<int64_t>(large_tile(head_dim) / group, 1);
+}
+
 // How the keys of a sequence with a single tile are cut.
 struct KeyRanges {
   int keys, splits;  // of each; how many

@@ -2,6 +2,7 @@
 #include "ops/cuda/attention.h"
 
 #include "ops/cuda/attention_batch.h"
+#include "ops/cuda/attention_plan.h"
 
 namespace replayssm::testing {
 namespace {
@@ -37,6 +38,35 @@ TEST(CudaAttention, EveryHeadDimMatchesTheDefinition) {
         const DType out = kDtypes[i % 3];
         expect_right({6, 2, head_dim, dtype}, sequences, out, i++ % 2 == 0);
       }
+}
+
+// Two windows are enough to know what all up to the longest need.
+TEST(CudaAttention, NoWindowNeedsMoreThanTheLongestAndTheLongestThatIsCut) {
+  for (const int64_t group : {1, 3, 5, 8, 16, 40, 128}) {
+    for (const int64_t longest : {1, 2, 5, 7, 13, 16, 64, 100, 1000}) {
+      for (const int64_t sequences : {1, 3, 40}) {
+        const auto needs = [&](int64_t window) {
+          const cuda::AttentionShape shape{.sequences = sequences,
+                                           .tokens = sequences * longest,
+                                           .max_window = window,
+                                           .max_context = 4096,
+                                           .heads = 2 * group,
+                                           .kv_heads = 2,
+                                           .head_dim = 128};
+          return std::pair(cuda::attention_plan_bytes(shape),
+                           cuda::attention_workspace_bytes(shape));
+        };
+        const int64_t cut = std::min(cuda::longest_cut_window(group, 128), longest);
+        const auto [plan, workspace] = needs(cut);
+        const auto [longest_plan, longest_workspace] = needs(longest);
+        for (int64_t window = 1; window <= longest; ++window) {
+          const auto [bytes, work] = needs(window);
+          EXPECT_LE(bytes, std::max(plan, longest_plan)) << group << " " << window;
+          EXPECT_LE(work, std::max(workspace, longest_workspace)) << group << " " << window;
+        }
+      }
+    }
+  }
 }
 
 TEST(CudaAttention, KeysServeAsValues) {
