@@ -18,6 +18,8 @@ MODEL = "tiny-qwen3.5"
 class Server:
     """A running `replayssm serve`; kill() and terminate() end it early."""
 
+    patience = 60  # seconds for an answer
+
     def __init__(self, *flags, model=MODEL, port=0):
         command = [PROGRAM, "serve", model, "--port", str(port), *flags]
         self.process = subprocess.Popen(
@@ -73,7 +75,7 @@ class Server:
     def post(self, path, body, headers=None):
         return self.ask("POST", path, body, headers)
 
-    def ask(self, method, path, body=None, headers=None, timeout=60):
+    def ask(self, method, path, body=None, headers=None):
         """(status, headers, body): JSON decoded where it is JSON."""
         data = None
         sent = dict(headers or {})
@@ -82,7 +84,7 @@ class Server:
             sent.setdefault("Content-Type", "application/json")
         request = urllib.request.Request(self.url + path, data, sent, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
+            with urllib.request.urlopen(request, timeout=self.patience) as answer:
                 status, received, text = answer.status, answer.headers, answer.read()
         except urllib.error.HTTPError as error:
             status, received, text = error.code, error.headers, error.read()
@@ -100,14 +102,16 @@ class Server:
     def text(self, prompt, **fields):
         return self.complete(prompt, **fields)["choices"][0]["text"]
 
-    def metric(self, name):
-        for line in self.get("/metrics")[2].decode().splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[-1])
-        raise KeyError(name)
+    def metrics(self):
+        lines = self.get("/metrics")[2].decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
 
-    def wait_for(self, condition, seconds=10):
-        deadline = time.time() + seconds
+    def metric(self, name):
+        return self.metrics()[name]
+
+    def wait_for(self, condition):
+        deadline = time.time() + self.patience / 4
         while not condition():
             if time.time() > deadline:
                 raise AssertionError("timed out waiting")
@@ -120,6 +124,18 @@ class Server:
             == 0
         )
 
+    def wait_empty(self, descriptors):
+        """Until nothing is held. Requests of clients that have gone may still be on their way."""
+
+        def empty():
+            values = self.metrics()
+            running = values["replayssm_requests_running"] + values["replayssm_requests_waiting"]
+            unused = values['replayssm_kv_blocks{state="free"}'] + values["replayssm_prefix_blocks"]
+            everything = values['replayssm_kv_blocks{state="all"}']
+            return running == 0 and unused == everything and self.descriptors() <= descriptors
+
+        self.wait_for(empty)
+
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
@@ -128,7 +144,7 @@ class Server:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def socket(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=self.patience)
 
 
 def raw_post(path, body, *headers, length=None):

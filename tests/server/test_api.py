@@ -2,12 +2,13 @@
 
 import json
 import subprocess
+import tempfile
 import unittest
 
 import jsonschema_rs
 import openai
 
-from harness import MODEL, Server
+from harness import MODEL, PROGRAM, Server
 
 PROMPT = "def add(a, b):"
 
@@ -290,6 +291,35 @@ class Api(unittest.TestCase):
         self.assertEqual(
             text, self.client.completions.create(prompt=PROMPT, **self.greedy).choices[0].text
         )
+
+    def bench(self, *flags, key="secret"):
+        command = [PROGRAM, "bench", "serve", "--port", str(self.server.port), "--api-key", key,
+                   "--max-concurrency", "2", "--json", *flags]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def test_load_generator(self):
+        fields = ("--num-prompts", "4", "--prompt-len", "8")
+        report = json.loads(self.bench(*fields, "--output-len", "5", "--request-rate", "100").stdout)
+        self.assertEqual([report[name] for name in ("requests", "failed", "output_tokens")], [4, 0, 20])
+        self.assertEqual(report["goodput_requests_per_second"], report["requests_per_second"])
+        for name in ("ttft_ms", "tpot_ms", "itl_ms", "request_ms"):
+            times = report[name]
+            self.assertTrue(0 <= times["p50"] <= times["p90"] <= times["p99"] <= times["max"], name)
+        self.assertLessEqual(report["ttft_ms"]["max"], report["request_ms"]["max"])
+        # One token has no time behind another, though events follow it.
+        one = json.loads(self.bench(*fields, "--output-len", "1", "--goodput-ttft-ms", "0.001").stdout)
+        self.assertIsNone(one["itl_ms"])
+        self.assertEqual(one["goodput_requests_per_second"], 0)
+        whole = json.loads(self.bench(*fields, "--output-len", "5", "--no-stream").stdout)
+        self.assertEqual((whole["output_tokens"], whole["tpot_ms"]), (20, None))
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write('{"prompt": "x", "max_tokens": 3}\n{"prompt": "y"}\n')
+            file.flush()
+            named = json.loads(self.bench("--dataset", file.name, "--output-len", "2").stdout)
+            self.assertEqual((named["requests"], named["output_tokens"]), (2, 5))
+        wrong = self.bench(*fields, key="wrong")
+        self.assertEqual(wrong.returncode, 1)
+        self.assertIn("API key", wrong.stderr)
 
     def test_routes(self):
         text = self.client.completions.create(prompt=PROMPT, **self.greedy).choices[0].text

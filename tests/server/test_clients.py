@@ -35,13 +35,6 @@ class Clients(unittest.TestCase):
         self.assertEqual(self.server.text(PROMPT, max_tokens=8), self.text)
         self.assertLess(time.time() - started, seconds)
 
-    def expect_nothing_left(self, descriptors):
-        self.server.wait_idle()
-        self.server.wait_for(lambda: self.server.descriptors() <= descriptors)
-        free = self.server.metric('replayssm_kv_blocks{state="free"}')
-        kept = self.server.metric("replayssm_prefix_blocks")
-        self.assertEqual(free + kept, self.server.metric('replayssm_kv_blocks{state="all"}'))
-
     def test_who_goes_away_is_cancelled(self):
         before = self.server.descriptors()
         for end in (lambda c: c.close(), reset, lambda c: c.shutdown(socket.SHUT_WR)):
@@ -55,7 +48,7 @@ class Clients(unittest.TestCase):
                 self.server.wait_idle()
                 connection.close()
         self.expect_well()
-        self.expect_nothing_left(before)
+        self.server.wait_empty(before)
         self.server.wait_for(lambda: "status=499" in self.server.read_log())
 
     def test_half_requests_and_idle_connections(self):
@@ -71,7 +64,7 @@ class Clients(unittest.TestCase):
         self.assertEqual((status, json.loads(body)["choices"][0]["text"]), (200, self.text))
         for connection in connections:
             connection.close()
-        self.expect_nothing_left(before)
+        self.server.wait_empty(before)
 
     def test_bodies_that_are_too_large(self):
         for announce in (True, False):
