@@ -21,8 +21,8 @@ bool Engine::Impl::runs_behind(const Schedule& schedule) const {
   });
 }
 
-// Starts the next step of the sequences that the oldest started pass has, but for those that it ends
-// for certain; nothing where others are to run beside them or memory is short.
+// Starts the next step of the sequences that the oldest started pass has, but for those that it
+// ends for certain; nothing where others are to run beside them or memory is short.
 void Engine::Impl::follow() {
   const auto running = std::ssize(scheduler.running());
   const bool more = scheduler.waiting() > 0 && running < options.max_num_seqs;

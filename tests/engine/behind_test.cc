@@ -127,8 +127,7 @@ TEST(Behind, RandomTraffic) {
       for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
     }
     for (const auto& [id, request] : requests) {
-      ASSERT_EQ(outputs[id], expected_until(request, stop))
-          << "seed " << seed << " request " << id;
+      ASSERT_EQ(outputs[id], expected_until(request, stop)) << "seed " << seed << " request " << id;
     }
     EXPECT_EQ(engine.kv().free_blocks() + engine.stats().prefixes.nodes, engine.kv().blocks());
     overlapped += model.overlapped;
