@@ -67,15 +67,15 @@ void compare_fused(const Op& op, int64_t batch, const Windows& windows, cudaStre
   std::fflush(stdout);
 }
 
-// All ways to cut this step.
+// All ways to cut this step that may pay.
 std::vector<cuda::LaunchConfig> launches(const Op& op, int64_t batch) {
   std::vector<cuda::LaunchConfig> all;
-  const int64_t group = op.shape.heads / op.shape.key_heads;
   for (const int heads : {1, 2, 4, 8}) {
     for (const int slices : {1, 2, 4, 8, 16}) {
-      if (group % heads != 0 || op.shape.head_dim % (slices * cuda::kPassRows) != 0) continue;
-      if (slices > 1 && (heads > 1 || batch > 32)) continue;
-      for (const int warps : {1, 2, 4}) all.push_back({heads, slices, warps});
+      for (const int warps : {1, 2, 4}) {
+        const cuda::LaunchConfig config{heads, slices, warps};
+        if ((slices == 1 || batch <= 32) && cuts(op.shape, config)) all.push_back(config);
+      }
     }
   }
   return all;
@@ -93,11 +93,11 @@ const char* type_code(DType dtype) {
 void print_entry(const cuda::StepDescription& step, const cuda::LaunchConfig& config) {
   constexpr const char* kFamilies[] = {"kMamba2", "kGatedDelta", "kKimiDelta"};
   const auto& s = step.shape;
-  std::printf("{%d, {Family::%s, %ld, %ld, %ld, %ld}, {%s, %s, %s}, %d, %ld, \"%s\"},\n",
+  std::printf("{%d, {Family::%s, %ld, %ld, %ld, %ld}, {%s, %s, %s}, %d, %ld, {%d, %d, %d}},\n",
               cuda::current_device().multiprocessors, kFamilies[static_cast<int>(s.family)],
               s.heads, s.key_heads, s.head_dim, s.state_dim, type_code(step.types.activation),
               type_code(step.types.checkpoint), type_code(step.types.read), step.ring.max_window,
-              step.sequences, cuda::to_string(config).c_str());
+              step.sequences, config.heads, config.slices, config.warps);
   std::fflush(stdout);
 }
 

@@ -5,7 +5,7 @@ _replayssm() {
   local program=${COMP_WORDS[0]} command=() word help values
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
     case $word in
-      generate | serve | logits | bench | decode | op | accuracy) command+=("$word") ;;
+      generate | serve | logits | bench | decode | op | accuracy | spec) command+=("$word") ;;
       -*) break ;;
     esac
   done

@@ -1,7 +1,5 @@
 #include "cli/bench_decode.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -245,8 +243,7 @@ int64_t checked_checkpoint_bytes(const DecodeOptions& options, bool on_device, c
   const int64_t copies = all_read_copy_bytes(options, model);
   const double needed = static_cast<double>(bytes) * (kRoutes.size() + 1) +  // and the probe
                         static_cast<double>(copies) * (kRoutes.size() - 1);
-  const double memory =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const auto memory = static_cast<double>(machine_memory());
   const auto weights = static_cast<double>(model.weight_bytes());
   if (needed > memory - weights) {
     fail("--batch-size: expected recurrent states within this machine's ",

@@ -1,7 +1,5 @@
 #include "cli/bench_op.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <fstream>
@@ -172,8 +170,7 @@ double available_bytes() {
     constexpr std::string_view kName = "MemAvailable:";
     if (line.starts_with(kName)) return std::stod(line.substr(kName.size())) * 1024;
   }
-  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) /
-         2;
+  return static_cast<double>(machine_memory()) / 2;
 }
 
 constexpr double kGib = 1 << 30;

@@ -179,7 +179,7 @@ std::string table_of(const Json& report) {
 
 void bench_serve(const BenchServeOptions& options) {
   const LoadTarget target{options.host, options.port, options.api_key};
-  fetch(target, "/health", "");
+  fetch(target, "/health");
   auto requests = options.dataset.empty() ? synthetic(options) : from_file(options);
   set_streams(options.stream, requests);
   set_arrivals(options, requests);

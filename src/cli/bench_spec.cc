@@ -1,7 +1,5 @@
 #include "cli/bench_spec.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -64,7 +62,6 @@ EngineOptions Bench::engine_options(const std::string& mode) const {
   engine.max_num_batched_tokens = std::max(options_.limits.batched_tokens(), batch_size_);
   engine.max_model_len = options_.limits.max_model_len;
   engine.memory_utilization = options_.limits.gpu_memory_utilization;
-  engine.prepare = false;  // the warm-up does it
   if (mode.ends_with("spec")) {
     engine.speculative = options_.speculative;
     engine.speculative->snapshots = mode == "snapshot-spec";
@@ -130,9 +127,7 @@ SpecResult Bench::measure(const std::string& mode,
     result.verify_ms = of_step(stats.verify_seconds);
     result.draft_ms = of_step(stats.draft_seconds);
     result.commit_ms = of_step(stats.commit_seconds);
-    for (size_t i = 0; i < stats.proposed.size() && stats.proposed[i] > 0; ++i)
-      result.accepted.push_back(static_cast<double>(stats.accepted[i]) /
-                                static_cast<double>(stats.proposed[i]));
+    result.accepted = stats.accepted_shares();
   }
   result.stages = time_stages(engine);
   if (engine.running() < batch_size_)
@@ -175,9 +170,7 @@ int64_t Bench::request_bytes(const std::string& mode) const {
                       (config.attention_layers() > 0 ? KvPool::bytes_per_block(config, dtype) : 0);
 }
 
-int64_t Bench::memory_for_requests() const {
-  return sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) - model_.weight_bytes();
-}
+int64_t Bench::memory_for_requests() const { return machine_memory() - model_.weight_bytes(); }
 
 void Bench::run(const std::vector<std::vector<int32_t>>& prompts,
                 const std::vector<std::string>& modes) {

@@ -106,12 +106,7 @@ void add_bench_decode(CLI::App& parent, Command& command) {
   app.add_option_function<std::string>(
          "--sweep",
          [options](const std::string& text) {
-           options->sweep = parse_list("--sweep", text, false);
-           for (const int64_t size : options->sweep) {
-             if (size < 1 || size > kMostSequences) {
-               fail("--sweep: expected batch sizes from 1 to ", kMostSequences, ", got ", size);
-             }
-           }
+           options->sweep = parse_batch_sizes("--sweep", text);
          },
          "These batch sizes one after another, a row of the table each")
       ->type_name("N,N,...");

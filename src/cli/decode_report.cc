@@ -155,22 +155,16 @@ std::string sweep_table(const std::vector<DecodeReport>& reports) {
 
 std::string sweep_plot(const std::vector<DecodeReport>& reports) {
   const DecodeReport& first = reports.front();
-  const std::string model = fmt::format("{}, {} state", first.model, dtype_name(first.state_dtype));
-  std::array<LinePlot, 2> plots;
-  plots[0] = {.title = model + ": tokens/s", .x_label = "batch size", .lines = {}};
-  plots[1] = {.title = "speed-up over conventional", .x_label = "batch size", .lines = {}};
+  std::vector<PlotLine> lines;
   for (size_t route = 0; route < first.results.size(); ++route) {
-    for (LinePlot& plot : plots)
-      plot.lines.push_back({.name = route_name(first.results[route].route), .x = {}, .y = {}});
+    PlotLine& line = lines.emplace_back(route_name(first.results[route].route));
     for (const DecodeReport& report : reports) {
-      const RouteResult& result = report.results[route];
-      for (LinePlot& plot : plots)
-        plot.lines.back().x.push_back(static_cast<double>(report.batch_size));
-      plots[0].lines.back().y.push_back(tokens_per_second(report, result));
-      plots[1].lines.back().y.push_back(speed_up(report, result).step);
+      line.x.push_back(static_cast<double>(report.batch_size));
+      line.y.push_back(tokens_per_second(report, report.results[route]));
     }
   }
-  return svg(plots);
+  return speed_plots(fmt::format("{}, {} state", first.model, dtype_name(first.state_dtype)),
+                     lines);
 }
 
 }  // namespace replayssm::cli

@@ -86,6 +86,15 @@ std::vector<int64_t> parse_list(const std::string& flag, std::string_view text, 
   return values;
 }
 
+std::vector<int64_t> parse_batch_sizes(const std::string& flag, const std::string& text) {
+  std::vector<int64_t> sizes = parse_list(flag, text, false);
+  for (const int64_t size : sizes) {
+    if (size < 1 || size > kMostSequences)
+      fail(flag, ": expected batch sizes from 1 to ", kMostSequences, ", got ", size);
+  }
+  return sizes;
+}
+
 std::vector<int32_t> to_ids(const std::vector<int64_t>& values) {
   return {values.begin(), values.end()};
 }

@@ -14,6 +14,7 @@
 namespace replayssm::cli {
 
 using Names = std::vector<std::string>;
+using Command = std::function<void()>;  // what a command line asks for
 
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMostThreads = 1024;
@@ -47,6 +48,8 @@ CLI::Option* add_texts(CLI::App& app, const std::string& flag, Names& values,
 
 // "1,2,3" and, with `ranges`, "0-2,7".
 std::vector<int64_t> parse_list(const std::string& flag, std::string_view text, bool ranges);
+// "1,8,64", each from 1 to kMostSequences.
+std::vector<int64_t> parse_batch_sizes(const std::string& flag, const std::string& text);
 std::vector<int32_t> to_ids(const std::vector<int64_t>& values);
 
 // What every command that computes takes. The choice of an instruction set is the process's and

@@ -110,10 +110,7 @@ Timing run(Engine& engine, const GenerateOptions& options, const Tokenizer& toke
 
 void report(const SpeculationStats& stats) {
   std::string positions;
-  for (size_t i = 0; i < stats.proposed.size() && stats.proposed[i] > 0; ++i) {
-    positions += fmt::format(
-        " {:.3f}", static_cast<double>(stats.accepted[i]) / static_cast<double>(stats.proposed[i]));
-  }
+  for (const double share : stats.accepted_shares()) positions += fmt::format(" {:.3f}", share);
   spdlog::info("drafts: {:.2f} tokens per window; accepted by position{}", stats.mean_length(),
                positions.empty() ? " -" : positions);
 }

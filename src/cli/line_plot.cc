@@ -125,6 +125,19 @@ std::string svg(std::span<const LinePlot> plots) {
   return out + "</svg>\n";
 }
 
+std::string speed_plots(const std::string& title, const std::vector<PlotLine>& tokens_per_second) {
+  const PlotLine& base = tokens_per_second.front();
+  const std::string x_label = "batch size";
+  std::array<LinePlot, 2> plots = {
+      LinePlot{.title = title + ": tokens/s", .x_label = x_label, .lines = tokens_per_second},
+      LinePlot{
+          .title = "speed-up over " + base.name, .x_label = x_label, .lines = tokens_per_second}};
+  for (PlotLine& line : plots[1].lines) {
+    for (size_t i = 0; i < line.y.size(); ++i) line.y[i] /= base.y[i];
+  }
+  return svg(plots);
+}
+
 PlotFile::PlotFile(const std::filesystem::path& path) : path_(path) {
   if (path.empty()) return;
   file_.open(path);

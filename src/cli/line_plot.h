@@ -11,7 +11,7 @@ namespace replayssm::cli {
 
 struct PlotLine {
   std::string name;
-  std::vector<double> x, y;  // as many of each
+  std::vector<double> x{}, y{};  // as many of each
 };
 
 struct LinePlot {
@@ -21,6 +21,9 @@ struct LinePlot {
 
 // The plots side by side. x is above 0, its ticks are the first line's values; y begins at 0.
 std::string svg(std::span<const LinePlot> plots);
+
+// Tokens per second over batch sizes, and beside them how many times those of the first line.
+std::string speed_plots(const std::string& title, const std::vector<PlotLine>& tokens_per_second);
 
 // Where a command's figure goes (--plot), opened before anything is measured; an empty path:
 // nowhere. Throws Error where it cannot be written to.

@@ -104,9 +104,9 @@ class AnswerReader {
   bool ok() const { return std::string_view(bytes).starts_with("HTTP/1.1 200"); }
   std::string_view body() const { return std::string_view(bytes).substr(body_); }
 
-  // Events of tokens that arrived since the last call.
+  // Events of tokens that arrived since the last call; those that end a choice bring none.
   int64_t new_tokens() {
-    constexpr std::string_view kToken = R"("choices":[{)";
+    constexpr std::string_view kToken = R"("finish_reason":null)";
     int64_t count = 0;
     for (size_t at = bytes.find(kToken, searched_); at != std::string::npos;
          at = bytes.find(kToken, searched_)) {
@@ -211,9 +211,9 @@ class Load {
 
 }  // namespace
 
-std::string fetch(const LoadTarget& target, const std::string& path, const std::string& body) {
+std::string fetch(const LoadTarget& target, const std::string& path) {
   const Socket socket(target);
-  socket.send_all(request_text(target, path, body));
+  socket.send_all(request_text(target, path, ""));
   AnswerReader reader;
   while (!reader.whole()) {
     if (!socket.receive(reader.bytes)) fail(path, ": the server closed the connection");

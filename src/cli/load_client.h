@@ -27,8 +27,8 @@ struct LoadRequest {
   std::string error{};
 };
 
-// Answers of a GET, or of a POST where `body` is not empty. Throws Error.
-std::string fetch(const LoadTarget& target, const std::string& path, const std::string& body);
+// The answer of a GET. Throws Error.
+std::string fetch(const LoadTarget& target, const std::string& path);
 
 // Sends all of them, at most `concurrency` at once, each when it is due. Returns the seconds it
 // took.

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 
+#include <future>
 #include <nlohmann/json.hpp>
 
 #include "cli/setup.h"
@@ -34,9 +35,14 @@ server::ServedModel served_model(const ServeOptions& options, const std::filesys
       .tokenizer = &tokenizer,
       .engine = &engine};
   model.template_variables = template_special_tokens(folder);
-  if (const auto source = load_chat_template(folder)) model.chat_template.emplace(*source);
+  if (const auto source = load_chat_template(folder)) {
+    model.chat_template.emplace(*source);
+    model.tool_notation = server::tool_notation(*source);
+  }
   model.vocab_size = config.vocab_size;
-  model.vocabulary = std::make_shared<server::VocabularyTrie>(tokenizer, config.vocab_size);
+  model.vocabulary = std::async(std::launch::deferred, [&tokenizer, size = config.vocab_size] {
+    return std::make_shared<const VocabularyTrie>(tokenizer, size);
+  });
   return model;
 }
 

@@ -1,5 +1,7 @@
 #include "cli/setup.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -129,6 +131,8 @@ EngineOptions engine_options(const DecodingOptions& options, const LoadedModel& 
 DType state_dtype(const StateOptions& options, const ModelConfig& config) {
   return options.state_dtype.value_or(config.state_dtype);
 }
+
+int64_t machine_memory() { return sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE); }
 
 void check_ids(const std::vector<int32_t>& ids, const ModelConfig& config,
                const std::string& where) {

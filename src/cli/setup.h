@@ -37,6 +37,8 @@ EngineOptions engine_options(const DecodingOptions& options, const LoadedModel& 
 // The recurrent state's type: as asked for, or as the model's files recommend.
 DType state_dtype(const StateOptions& options, const ModelConfig& config);
 
+int64_t machine_memory();  // bytes
+
 // Throws Error for an id that the model does not have; `where` names the flag or file.
 void check_ids(const std::vector<int32_t>& ids, const ModelConfig& config,
                const std::string& where);

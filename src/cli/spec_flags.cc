@@ -33,18 +33,9 @@ SpeculativeConfig drafts_of(const Drafts& drafts) {
   return config;
 }
 
-std::vector<int64_t> parse_sizes(const std::string& text) {
-  std::vector<int64_t> sizes = parse_list("--batch-size", text, false);
-  for (const int64_t size : sizes) {
-    if (size < 1 || size > kMostSequences)
-      fail("--batch-size: expected sizes from 1 to ", kMostSequences, ", got ", size);
-  }
-  return sizes;
-}
-
 }  // namespace
 
-void add_bench_spec(CLI::App& parent, std::function<void()>& command) {
+void add_bench_spec(CLI::App& parent, Command& command) {
   CLI::App& app = *parent.add_subcommand(
       "spec",
       "Decoding with drafts, verified by snapshots and by the ring, against plain decoding");
@@ -53,7 +44,9 @@ void add_bench_spec(CLI::App& parent, std::function<void()>& command) {
   add_model(app, options->model);
   app.add_option_function<std::string>(
          "--batch-size",
-         [options](const std::string& text) { options->batch_sizes = parse_sizes(text); },
+         [options](const std::string& text) {
+           options->batch_sizes = parse_batch_sizes("--batch-size", text);
+         },
          "Sequences; several sizes one after another")
       ->type_name("N,N,...")
       ->default_str("1");

@@ -1,11 +1,10 @@
 // The flags of bench spec.
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <functional>
+#include "cli/flags.h"
 
 namespace replayssm::cli {
 
-void add_bench_spec(CLI::App& parent, std::function<void()>& command);
+void add_bench_spec(CLI::App& parent, Command& command);
 
 }  // namespace replayssm::cli

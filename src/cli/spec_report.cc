@@ -1,7 +1,6 @@
 // How the figures of `bench spec` are shown.
 #include <spdlog/fmt/fmt.h>
 
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "cli/bench_spec.h"
@@ -86,22 +85,15 @@ std::string json(const std::vector<SpecReport>& reports) {
 
 std::string plot(const std::vector<SpecReport>& reports) {
   const SpecReport& first = reports.front();
-  std::array<LinePlot, 2> plots;
-  plots[0] = {.title = first.model + ": tokens/s", .x_label = "batch size", .lines = {}};
-  plots[1] = {
-      .title = "speed-up over " + first.results.front().mode, .x_label = "batch size", .lines = {}};
+  std::vector<PlotLine> lines;
   for (size_t mode = 0; mode < first.results.size(); ++mode) {
-    for (LinePlot& plot : plots)
-      plot.lines.push_back({.name = first.results[mode].mode, .x = {}, .y = {}});
+    PlotLine& line = lines.emplace_back(first.results[mode].mode);
     for (const SpecReport& report : reports) {
-      const double speed = report.results[mode].tokens_per_second;
-      for (LinePlot& plot : plots)
-        plot.lines.back().x.push_back(static_cast<double>(report.batch_size));
-      plots[0].lines.back().y.push_back(speed);
-      plots[1].lines.back().y.push_back(speed / report.results.front().tokens_per_second);
+      line.x.push_back(static_cast<double>(report.batch_size));
+      line.y.push_back(report.results[mode].tokens_per_second);
     }
   }
-  return svg(plots);
+  return speed_plots(first.model, lines);
 }
 
 }  // namespace replayssm::cli

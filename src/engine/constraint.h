@@ -16,8 +16,8 @@ class TokenConstraint {
   // until accept(). All 0: only the output's end may come.
   virtual std::span<const uint8_t> allowed() = 0;
   virtual void accept(int32_t token) = 0;
-  virtual bool may_end() const = 0;   // the output is whole as it is
-  virtual bool complete() const = 0;  // and nothing can follow
+  virtual bool may_end() const = 0;  // the output is whole as it is
+  virtual bool complete() = 0;       // nothing can follow, whole or not
 };
 
 }  // namespace replayssm

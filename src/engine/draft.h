@@ -72,8 +72,8 @@ class Drafter {
  public:
   virtual ~Drafter() = default;
 
-  // Called once after every pass, with all of its sequences that go on. KV blocks of a sequence
-  // cover its tokens and `depth` more.
+  // Called once after every pass, with its sequences that go on, but for those that no draft has
+  // been wanted of for several passes. KV blocks of a sequence cover its tokens and `depth` more.
   virtual void propose(std::span<const DraftRequest> requests) = 0;
 
   // The request has ended.

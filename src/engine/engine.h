@@ -88,6 +88,13 @@ struct SpeculationStats {
   double mean_length() const {
     return windows > 0 ? static_cast<double>(kept_tokens) / static_cast<double>(windows) : 0;
   }
+  // Of the drafts that reached a depth, those accepted that far; up to the deepest that any did.
+  std::vector<double> accepted_shares() const {
+    std::vector<double> shares;
+    for (size_t i = 0; i < proposed.size() && proposed[i] > 0; ++i)
+      shares.push_back(static_cast<double>(accepted[i]) / static_cast<double>(proposed[i]));
+    return shares;
+  }
 };
 
 // Sums since the engine was made.

@@ -53,7 +53,10 @@ struct Engine::Impl {
                   paged ? &kv : nullptr, prefixes.get()),
         tokens(options.max_num_seqs * options.ring.max_window) {
     if (options.speculative) speculation.emplace(model, options, plan, [this] { return state(); });
-    if (options.prepare) model.prepare(state(), options.max_num_seqs);
+    if (options.prepare) {
+      model.prepare(state(), options.max_num_seqs, options.ring.max_window,
+                    speculation ? speculation->keep_hidden() : KeepHidden::kNone);
+    }
   }
   ~Impl() { abandon(); }
 
@@ -65,7 +68,7 @@ struct Engine::Impl {
   SampledToken choose(const Sequence& sequence, int64_t row,
                       const std::vector<SampledToken>& chosen);
   std::span<const uint8_t> allowed_next(const Sequence& sequence);
-  static void constrain(const Sequence& sequence, RequestOutput& output);
+  static void constrain(Sequence& sequence, RequestOutput& output);
   std::vector<Verdict> judge_all(const Schedule& schedule);
   std::vector<RequestOutput> settle(const Schedule& schedule, std::vector<Verdict>& verdicts);
   void commit(const Schedule& schedule, const std::vector<Verdict>& verdicts);

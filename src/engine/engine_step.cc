@@ -120,12 +120,19 @@ std::span<const uint8_t> Engine::Impl::allowed_next(const Sequence& sequence) {
   return allowed;
 }
 
-// Follows the output; an output that is whole ends.
-void Engine::Impl::constrain(const Sequence& sequence, RequestOutput& output) {
+// Follows the output; one that nothing can follow ends.
+void Engine::Impl::constrain(Sequence& sequence, RequestOutput& output) {
   if (!sequence.constraint) return;
   if (std::ranges::count(sequence.rule.stop_ids, output.token.id) > 0) return;
   sequence.constraint->accept(output.token.id);
-  if (sequence.constraint->complete()) output.finish = FinishReason::kStop;
+  if (!sequence.constraint->complete()) return;
+  const bool ended = output.finish != FinishReason::kNone;
+  if (!ended && sequence.text) output.text += sequence.text->finish();
+  if (sequence.constraint->may_end()) {
+    output.finish = FinishReason::kStop;
+  } else if (!ended) {
+    output.finish = FinishReason::kLength;
+  }
 }
 
 // The next tokens of every sequence whose tokens are all computed; none for the others.

@@ -136,8 +136,9 @@ struct PassArrays {
   const int32_t* drawn = nullptr;  // by the pass before: what ids of -2 - r stand for
   int64_t block_table_stride = 0;
   int64_t block_size = 0;
-  int64_t longest_window = 0;  // of the prefilling sequences
-  int64_t longest_step = 1;    // of the decoding sequences, or more
+  int64_t longest_window = 0;    // of the prefilling sequences
+  SequencePlan* plan = nullptr;  // where every sequence decodes, as begin_steps forms it
+  int64_t longest_step = 1;      // of the decoding sequences, or more
   // Tree windows: SequenceBatch::parent, and per token the ancestors within its window (bit i:
   // token i of the window, itself included) and how many they are but itself. Null: chains.
   const int32_t* parent = nullptr;

@@ -1,6 +1,5 @@
 #include "model/chat_template.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
@@ -48,17 +47,14 @@ std::optional<std::string> load_chat_template(const std::filesystem::path& folde
 
 nlohmann::ordered_json template_special_tokens(const std::filesystem::path& folder) {
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
-  std::ifstream file(folder / "tokenizer_config.json");
-  const auto config = nlohmann::json::parse(file, nullptr, false);
-  if (!config.is_object()) return variables;
+  const std::filesystem::path path = folder / "tokenizer_config.json";
+  if (!std::filesystem::exists(path)) return variables;
+  const nlohmann::json config = text::parse_json_file(path);
+  const text::JsonField root(config, path.string() + ": ");
   for (const char* name : {"bos_token", "eos_token", "pad_token", "unk_token"}) {
-    const auto found = config.find(name);
-    if (found == config.end()) continue;
-    // A string, or an object with its text.
-    if (found->is_string()) variables[name] = found->get<std::string>();
-    if (found->is_object() && found->contains("content") && found->at("content").is_string()) {
-      variables[name] = found->at("content").get<std::string>();
-    }
+    if (!root.has(name)) continue;
+    const text::JsonField token = root[name];  // a string, or an object with its text
+    variables[name] = (token.value().is_object() ? token["content"] : token).as_string();
   }
   return variables;
 }

@@ -164,8 +164,10 @@ class Model {
   // Takes the memory that passes up to these limits need. Larger ones may come all the same.
   virtual void reserve(const PassLimits& /*limits*/) {}
 
-  // Gets ready for decode steps of up to so many sequences, so that the first ones take no longer.
-  virtual void prepare(const StateView& /*state*/, int64_t /*sequences*/) {}
+  // Gets ready for steps of up to so many sequences, with windows of up to `window` tokens each,
+  // that keep hidden states so: the first ones take no longer then.
+  virtual void prepare(const StateView& /*state*/, int64_t /*sequences*/, int64_t /*window*/,
+                       KeepHidden /*keep_hidden*/) {}
 
   // Whether passes draw tokens; else they give the likeliest ones only.
   virtual bool draws_tokens() const { return false; }

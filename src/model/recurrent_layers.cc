@@ -60,7 +60,8 @@ SequenceBatch sequence_batch(const Context& context) {
           .slot = arrays.slot,
           .cursors = context.state->cursors,
           .ring = context.state->ring,
-          .parent = arrays.parent};
+          .parent = arrays.parent,
+          .plan = arrays.plan};
 }
 
 // The layer's convolution over the projection's rows: v, k and q side by side from `x` on.

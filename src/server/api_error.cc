@@ -9,7 +9,6 @@ const char* type_of(int status) {
   switch (status) {
     case 401: return "authentication_error";
     case 404: return "not_found_error";
-    case 429: return "rate_limit_error";
     case 500: return "server_error";
     case 503:
     case 504: return "service_unavailable_error";
@@ -31,7 +30,7 @@ std::string error_body(const ApiError& error) {
 http::Response error_response(const ApiError& error) {
   http::Response response{.status = error.status, .body = error_body(error)};
   if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
-  if (error.status == 429 || error.status == 503) response.headers.emplace_back("Retry-After", "1");
+  if (error.status == 503) response.headers.emplace_back("Retry-After", "1");
   return response;
 }
 

@@ -92,8 +92,13 @@ void App::Impl::handle(http::Request request, http::ExchangePtr exchange) {
   call->request = std::move(request);
   call->exchange = std::move(exchange);
   call->request.id = request_id(call->request.id);
+  guarded(call, [&] { dispatch(call); });
+}
+
+// What `work` throws becomes the answer.
+void App::Impl::guarded(const CallPtr& call, const std::function<void()>& work) {
   try {
-    dispatch(call);
+    work();
   } catch (const ApiError& error) {
     reply(call, error);
   } catch (const std::exception& error) {
@@ -138,7 +143,8 @@ void App::Impl::dispatch(const CallPtr& call) {
   (this->*at->handler)(call);
 }
 
-void App::Impl::generate(const CallPtr& call, bool chat) {
+// Throws where no more can be generated.
+void App::Impl::admit() const {
   if (draining) throw ApiError(503, "the server is going down");
   if (engine_thread.broken()) throw ApiError(503, "the model fails again and again");
   if (std::ssize(generations) >= options.max_waiting) {
@@ -146,6 +152,10 @@ void App::Impl::generate(const CallPtr& call, bool chat) {
         503, concat("the server is overloaded: ", generations.size(), " sequences run or wait"), "",
         "overloaded");
   }
+}
+
+void App::Impl::generate(const CallPtr& call, bool chat) {
+  admit();
   prepare(
       call,
       [this, chat](const std::string& body) {
@@ -156,15 +166,13 @@ void App::Impl::generate(const CallPtr& call, bool chat) {
 }
 
 void App::Impl::start(const CallPtr& call, Job job) {
+  admit();  // again: preparing may have taken a while
   std::vector<uint64_t> keys;
   for (size_t i = 0; i < job.requests.size(); ++i) keys.push_back(next_key++);
   AnswerWriter writer(job.chat, (job.chat ? "chatcmpl-" : "cmpl-") + new_id(), model.name,
                       *model.tokenizer, job.logprobs, job.include_usage);
   const auto done = [this, call, keys](const Outcome& outcome) {
-    for (const uint64_t key : keys) {
-      generations.erase(key);
-      started.erase(key);
-    }
+    for (const uint64_t key : keys) generations.erase(key);
     log(*call, outcome.status,
         concat(" prompt=", outcome.usage.prompt_tokens, " cached=", outcome.usage.cached_tokens,
                " output=", outcome.usage.completion_tokens, " ttft=", outcome.first_token_seconds,
@@ -180,7 +188,6 @@ void App::Impl::start(const CallPtr& call, Job job) {
                         .done = done});
   for (size_t i = 0; i < keys.size(); ++i) {
     generations[keys[i]] = generation;
-    started[keys[i]] = call->start;
     engine_thread.submit(keys[i], std::move(job.requests[i]));
   }
   call->exchange->on_abort([weak = std::weak_ptr(generation)] {
@@ -210,8 +217,8 @@ void App::Impl::signalled(int signal) {
 void App::Impl::sweep() {
   constexpr double kPause = 0.5, kDrainingPause = 0.02;
   std::set<std::shared_ptr<Generation>> late;
-  for (const auto& [key, start] : started) {
-    if (seconds_since(start) > options.request_seconds) late.insert(generations.at(key));
+  for (const auto& [key, generation] : generations) {
+    if (seconds_since(generation->start()) > options.request_seconds) late.insert(generation);
   }
   for (const auto& generation : late) {
     generation->fail(

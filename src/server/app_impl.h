@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,6 +47,8 @@ struct App::Impl {
   void reply(const CallPtr& call, http::Response response, const std::string& more = {});
   void reply(const CallPtr& call, const ApiError& error) { reply(call, error_response(error)); }
   void log(const Call& call, int status, const std::string& more);
+  void guarded(const CallPtr& call, const std::function<void()>& work);
+  void admit() const;
   template <class Work, class Then>
   void prepare(const CallPtr& call, Work work, Then then);
 
@@ -72,7 +77,6 @@ struct App::Impl {
   AppOptions options;
   Metrics metrics;
   std::map<uint64_t, std::shared_ptr<Generation>> generations;  // by key of each of its sequences
-  std::map<uint64_t, Generation::Clock::time_point> started;    // the same
   uint64_t next_key = 1;
   int64_t created = 0;
   bool draining = false;
@@ -82,24 +86,28 @@ struct App::Impl {
   WorkThread work;
 };
 
+// Whether working on a body may take long: it is long itself, or asks for a grammar.
+inline bool is_long(std::string_view body) {
+  constexpr size_t kSmall = 16 << 10;
+  return body.size() > kSmall || body.find("response_format") != std::string_view::npos ||
+         body.find("tool_choice") != std::string_view::npos;
+}
+
 // Runs `work` on the body, here or, where it may take long, on the work thread, and then `then`
 // with its result here.
 template <class Work, class Then>
 void App::Impl::prepare(const CallPtr& call, Work work_on, Then then) {
-  constexpr size_t kSmall = 16 << 10;
-  if (call->request.body.size() <= kSmall) return then(work_on(call->request.body));
+  if (!is_long(call->request.body)) return then(work_on(call->request.body));
   work.push([this, call, work_on, then] {
     std::function<void()> next;
     try {
       auto result =
           std::make_shared<decltype(work_on(call->request.body))>(work_on(call->request.body));
       next = [result, then] { then(std::move(*result)); };
-    } catch (const ApiError& error) {
-      next = [this, call, error] { reply(call, error); };
-    } catch (const std::exception& error) {
-      next = [this, call, what = std::string(error.what())] { reply(call, ApiError(500, what)); };
+    } catch (...) {
+      next = [error = std::current_exception()] { std::rethrow_exception(error); };
     }
-    http.post(std::move(next));
+    http.post([this, call, next] { guarded(call, next); });
   });
 }
 

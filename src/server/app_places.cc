@@ -28,20 +28,23 @@ void App::Impl::models(const CallPtr& call) {
 
 void App::Impl::tokenize_text(const CallPtr& call) {
   prepare(
-      call, [this](const std::string& body) { return tokenize(parse_body(body), model); },
-      [this, call](const std::vector<int32_t>& ids) {
-        reply(call, {.body = to_text({{"count", ids.size()},
-                                      {"max_model_len", model.engine->max_model_len()},
-                                      {"tokens", ids}})});
-      });
+      call,
+      [this](const std::string& body) {
+        const std::vector<int32_t> ids = tokenize(parse_body(body), model);
+        return to_text({{"count", ids.size()},
+                        {"max_model_len", model.engine->max_model_len()},
+                        {"tokens", ids}});
+      },
+      [this, call](std::string text) { reply(call, {.body = std::move(text)}); });
 }
 
 void App::Impl::detokenize_ids(const CallPtr& call) {
   prepare(
-      call, [this](const std::string& body) { return detokenize(parse_body(body), model); },
-      [this, call](const std::string& text) {
-        reply(call, {.body = to_text({{"prompt", text}})});
-      });
+      call,
+      [this](const std::string& body) {
+        return to_text({{"prompt", detokenize(parse_body(body), model)}});
+      },
+      [this, call](std::string text) { reply(call, {.body = std::move(text)}); });
 }
 
 void App::Impl::health(const CallPtr& call) {

@@ -33,7 +33,7 @@ void open_arguments(Json& message, const std::string& where) {
     }
     Json& arguments = call["function"]["arguments"];
     if (!arguments.is_string()) continue;
-    Json parsed = Json::parse(arguments.get<std::string>(), nullptr, false);
+    Json parsed = parse_embedded(arguments.get_ref<const std::string&>());
     if (parsed.is_object()) arguments = std::move(parsed);
   }
 }

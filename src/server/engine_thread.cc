@@ -5,7 +5,7 @@
 
 #include "replayssm/error.h"
 
-namespace replayssm {
+namespace replayssm::server {
 namespace {
 
 EngineEvent failure(uint64_t key, const std::string& why) {
@@ -129,12 +129,11 @@ void EngineThread::step(std::vector<EngineEvent>& events) {
   for (RequestOutput& output : outputs) {
     const auto at = keys_.find(output.request);
     if (at == keys_.end()) continue;
-    const int64_t cached = output.cached_tokens;
-    events.push_back({.key = at->second, .output = std::move(output), .cached_tokens = cached});
+    events.push_back({.key = at->second, .output = std::move(output)});
     if (events.back().output.finish == FinishReason::kNone) continue;
     ids_.erase(at->second);
     keys_.erase(at);
   }
 }
 
-}  // namespace replayssm
+}  // namespace replayssm::server

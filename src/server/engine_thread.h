@@ -14,14 +14,13 @@
 
 #include "engine/engine.h"
 
-namespace replayssm {
+namespace replayssm::server {
 
 // What became of a request: one of its tokens, or its end without a token.
 struct EngineEvent {
   uint64_t key = 0;  // as submitted
   RequestOutput output{};
   std::string error{};  // not empty: the request failed
-  int64_t cached_tokens = 0;
 };
 
 // What a step did, for the metrics.
@@ -83,4 +82,4 @@ class EngineThread {
   std::thread thread_;
 };
 
-}  // namespace replayssm
+}  // namespace replayssm::server

@@ -16,11 +16,9 @@ double seconds_between(Generation::Clock::time_point from, Generation::Clock::ti
 Generation::Generation(const Job& job, std::vector<uint64_t> keys, AnswerWriter writer, Setup setup)
     : keys_(std::move(keys)),
       stream_(job.stream),
-      chat_(job.chat),
       tools_(job.tools),
       logprobs_(job.logprobs),
       include_usage_(job.include_usage),
-      echo_(job.echo),
       n_(job.n),
       best_of_(job.best_of),
       prompt_tokens_(job.prompt_tokens),
@@ -36,7 +34,7 @@ Generation::Generation(const Job& job, std::vector<uint64_t> keys, AnswerWriter 
 size_t Generation::position_of(uint64_t key) const { return key - keys_.front(); }
 
 std::string Generation::echoed(size_t index) const {
-  return echo_ ? prompts_[index / static_cast<size_t>(best_of_)] : std::string();
+  return prompts_.empty() ? std::string() : prompts_[index / static_cast<size_t>(best_of_)];
 }
 
 void Generation::time(Progress& progress) {
@@ -57,7 +55,7 @@ void Generation::take(const EngineEvent& event) {
   if (progress.done) return;
   if (!event.error.empty()) return fail(ApiError(500, "the model failed: " + event.error));
   ++progress.tokens;
-  progress.cached = event.cached_tokens;
+  progress.cached = event.output.cached_tokens;
   progress.logprob_sum += event.output.token.logprob;
   time(progress);
   add_text(index, event);

@@ -44,7 +44,7 @@ class Generation {
   // Ends it before its time: with an error for the client, or without where nobody listens.
   void fail(const ApiError& error);
   void abandon();
-  const std::vector<uint64_t>& keys() const { return keys_; }
+  Clock::time_point start() const { return setup_.start; }
 
  private:
   struct Progress {
@@ -68,9 +68,9 @@ class Generation {
   std::string echoed(size_t index) const;
 
   std::vector<uint64_t> keys_;
-  bool stream_, chat_, tools_, logprobs_, include_usage_, echo_;
+  bool stream_, tools_, logprobs_, include_usage_;
   int64_t n_, best_of_, prompt_tokens_;
-  std::vector<std::string> prompts_;
+  std::vector<std::string> prompts_;  // for echo
   AnswerWriter writer_;
   Setup setup_;
   std::vector<Progress> progress_;

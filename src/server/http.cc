@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -37,8 +38,12 @@ using Parser = beast::http::request_parser<beast::http::string_body>;
 constexpr uint32_t kMaxHeader = 32 << 10;
 constexpr auto kNever = std::chrono::steady_clock::time_point::max();
 // Pieces of a stream that follow one another within this time share a send: at many tokens a second
-// sends would take more of the machine than all else that the server does for them.
-constexpr std::chrono::milliseconds kGather{10};
+// sends would take more of the machine than all else that the server does for them. So the time
+// grows with the number of streams, up to what a reader does not notice.
+std::chrono::milliseconds gather_time(int64_t streams) {
+  constexpr int64_t kShortest = 10, kLongest = 40;
+  return std::chrono::milliseconds(std::clamp(streams, kShortest, kLongest));
+}
 
 std::string text_of(const Parser& parser, beast::http::field field) {
   return std::string(parser.get()[field]);
@@ -49,9 +54,7 @@ Request request_of(Parser& parser, std::string peer) {
   auto& message = parser.get();
   request.method = std::string(message.method_string());
   const std::string target(message.target());
-  const size_t mark = target.find('?');
-  request.path = target.substr(0, mark);
-  if (mark != std::string::npos) request.query = target.substr(mark + 1);
+  request.path = target.substr(0, target.find('?'));
   request.authorization = text_of(parser, beast::http::field::authorization);
   request.origin = text_of(parser, beast::http::field::origin);
   request.content_type = text_of(parser, beast::http::field::content_type);
@@ -81,6 +84,7 @@ struct Server::Impl {
   Options options;
   Callbacks callbacks;
   std::set<Session*> sessions;
+  int64_t streams = 0;  // that have begun and not ended
   std::atomic<int64_t> connections{0};
   uint16_t port = 0;
   bool closing = false;
@@ -126,18 +130,19 @@ Server::Impl::Impl(const Options& used_options, Callbacks used_callbacks)
 asio::awaitable<void> Server::Impl::accept() {
   while (acceptor.is_open()) {
     error_code error;
-    tcp::socket socket =
-        co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
-    if (error == asio::error::operation_aborted) co_return;
-    if (error || std::ssize(sessions) >= options.max_connections) {
-      // No descriptors, or as many clients as may be: the others wait in the listener's queue.
-      socket.close(error);
-      asio::steady_timer pause(io, std::chrono::milliseconds(20));
-      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
-      continue;
+    if (std::ssize(sessions) < options.max_connections) {
+      tcp::socket socket =
+          co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
+      if (error == asio::error::operation_aborted) co_return;
+      if (!error) {
+        const auto session = std::make_shared<Session>(std::move(socket), *this);
+        asio::co_spawn(io, session->run(), asio::detached);
+        continue;
+      }
     }
-    const auto session = std::make_shared<Session>(std::move(socket), *this);
-    asio::co_spawn(io, session->run(), asio::detached);
+    // As many clients as may be, or no descriptors: the others wait in the listener's queue.
+    asio::steady_timer pause(io, std::chrono::milliseconds(20));
+    co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
   }
 }
 

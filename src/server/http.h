@@ -14,7 +14,7 @@ namespace replayssm::http {
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct Request {
-  std::string method, path, query;  // path and query of the target, as sent
+  std::string method, path;  // as sent, without the query
   std::string body;
   std::string authorization, origin, content_type, id;  // headers; id: X-Request-Id
   std::string peer;

@@ -15,6 +15,7 @@ class Session final : public std::enable_shared_from_this<Session> {
     server_.connections = std::ssize(server_.sessions);
   }
   ~Session() {
+    end_stream();
     server_.sessions.erase(this);
     server_.connections = std::ssize(server_.sessions);
   }
@@ -25,6 +26,9 @@ class Session final : public std::enable_shared_from_this<Session> {
   }
 
   // Of the answer at hand, for its exchange.
+  void begin_stream() {
+    if (!gone_ && !std::exchange(streaming_, true)) ++server_.streams;
+  }
   void send(std::string_view bytes);
   void finish();
 
@@ -40,6 +44,9 @@ class Session final : public std::enable_shared_from_this<Session> {
   asio::awaitable<void> refuse(int status, const std::string& why);
   void watch();
   void gone();
+  void end_stream() {
+    if (std::exchange(streaming_, false)) --server_.streams;
+  }
   void close() {
     error_code error;
     stream_.socket().close(error);
@@ -51,7 +58,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   beast::flat_buffer buffer_;
   Server::Impl& server_;
   std::string peer_, unsent_;
-  bool idle_ = true, finished_ = false, gone_ = false;
+  bool idle_ = true, finished_ = false, gone_ = false, streaming_ = false;
   bool gathering_ = false;  // further pieces before the next send
   std::chrono::steady_clock::time_point next_send_{};
 };
@@ -72,6 +79,7 @@ class SessionExchange final : public Exchange {
   }
   void begin(Response response) override {
     if (const auto session = live()) {
+      session->begin_stream();
       session->send(stream_head(response, session->keep_alive, session->chunked));
       if (!response.body.empty()) write(response.body);
     }
@@ -110,13 +118,15 @@ class SessionExchange final : public Exchange {
 
 void Session::send(std::string_view bytes) {
   if (gone_) return;
-  unsent_ += bytes;
   if (std::ssize(unsent_) > server_.options.max_unsent) {
-    // Not from here: who writes does not expect to be told that nobody listens.
+    // What waits is too much, however large the one piece behind it. Not from here: who writes does
+    // not expect to be told that nobody listens.
     asio::post(stream_.get_executor(), [self = weak_from_this()] {
       if (const auto session = self.lock()) session->gone();
     });
+    return;
   }
+  unsent_ += bytes;
   if (!gathering_) wake_.cancel();
 }
 
@@ -124,6 +134,7 @@ void Session::finish() {
   ++answer;
   finished_ = true;
   abort = nullptr;
+  end_stream();
   wake_.cancel();
 }
 
@@ -132,21 +143,26 @@ void Session::gone() {
   if (gone_) return;
   gone_ = true;
   ++answer;
+  end_stream();
   close();
   wake_.cancel();
   if (const auto call = std::exchange(abort, nullptr)) call();
 }
 
-// Notices a client that closes its connection while it waits for an answer.
+// Notices a client that closes its connection while it waits for an answer. What it sends in the
+// meantime, further requests, is kept for later.
 void Session::watch() {
+  constexpr size_t kMostAhead = 64 << 10, kPiece = 4 << 10;
   stream_.socket().async_wait(
       tcp::socket::wait_read, [self = weak_from_this(), number = answer](error_code error) {
         const auto session = self.lock();
         if (error || !session || session->answer != number) return;
-        char byte = 0;
+        const auto room = session->buffer_.prepare(kPiece);
         const ssize_t count =
-            recv(session->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) session->gone();
+            recv(session->stream_.socket().native_handle(), room.data(), room.size(), MSG_DONTWAIT);
+        if (count > 0) session->buffer_.commit(static_cast<size_t>(count));
+        if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) return session->gone();
+        if (session->buffer_.size() < kMostAhead) session->watch();
       });
 }
 
@@ -217,7 +233,7 @@ asio::awaitable<bool> Session::write_answer() {
         gathering_ = false;
         if (gone_) break;
       }
-      next_send_ = std::chrono::steady_clock::now() + kGather;
+      next_send_ = std::chrono::steady_clock::now() + gather_time(server_.streams);
       sending.clear();
       std::swap(sending, unsent_);
       expire(server_.options.send_seconds);
@@ -251,7 +267,7 @@ asio::awaitable<void> Session::run() {
     finished_ = false;
     next_send_ = {};
     ++answer;
-    if (buffer_.size() == 0) watch();
+    watch();
     server_.callbacks.handle(request_of(parser, peer_), std::make_shared<SessionExchange>(self));
     if (!co_await write_answer() || !keep_alive || server_.closing) break;
     error_code error;

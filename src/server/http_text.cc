@@ -16,7 +16,6 @@ const char* reason(int status) {
     case 405: return "Method Not Allowed";
     case 413: return "Content Too Large";
     case 415: return "Unsupported Media Type";
-    case 429: return "Too Many Requests";
     case 431: return "Request Header Fields Too Large";
     case 500: return "Internal Server Error";
     case 503: return "Service Unavailable";

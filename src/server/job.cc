@@ -9,6 +9,7 @@
 #include "server/api_error.h"
 #include "server/chat_prompt.h"
 #include "server/json_grammar.h"
+#include "server/tool_grammar.h"
 
 namespace replayssm::server {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 constexpr int64_t kMostChoices = 128;  // of all prompts of a request
 constexpr int64_t kMostLogprobs = 20;
 constexpr int64_t kMostStops = 16;
+constexpr size_t kLongestStop = 1024;  // every choice keeps its own copy
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 
 std::vector<int32_t> ids_of(const Json& list, const std::string& name, int64_t vocab) {
@@ -35,49 +37,42 @@ bool is_ids(const Json& value) {
   return value.is_array() && !value.empty() && value.front().is_number();
 }
 
-struct Prompt {
-  std::vector<int32_t> ids;
-  std::string text;
-};
+using Ids = std::vector<int32_t>;
 
-Prompt prompt_of(const Json& value, const ServedModel& model, bool special) {
-  if (value.is_string()) {
-    auto text = value.get<std::string>();
-    auto ids = model.tokenizer->encode(text, special);
-    return {std::move(ids), std::move(text)};
-  }
+Ids prompt_of(const Json& value, const ServedModel& model, bool special) {
+  if (value.is_string())
+    return model.tokenizer->encode(value.get_ref<const std::string&>(), special);
   if (!is_ids(value)) bad_field("prompt", "expected a text, token ids, or a list of either");
-  auto ids = ids_of(value, "prompt", model.vocab_size);
-  auto text = model.tokenizer->decode(ids);
-  return {std::move(ids), std::move(text)};
+  return ids_of(value, "prompt", model.vocab_size);
 }
 
-std::vector<Prompt> prompts_of(const Json& body, const ServedModel& model) {
+std::string echo_of(const Json& value, const Ids& ids, const ServedModel& model) {
+  return value.is_string() ? value.get<std::string>() : model.tokenizer->decode(ids);
+}
+
+std::vector<const Json*> prompts_of(const Json& body) {
   const Fields fields(body);
   const Json* value = fields.find("prompt");
   if (!value) bad_field("prompt", "expected a text, token ids, or a list of either");
-  const bool special = fields.boolean("add_special_tokens").value_or(true);
-  if (!value->is_array() || is_ids(*value)) {
-    std::vector<Prompt> one;
-    one.push_back(prompt_of(*value, model, special));
-    return one;
-  }
+  if (!value->is_array() || is_ids(*value)) return {value};
   if (value->empty() || std::ssize(*value) > kMostChoices) {
     bad_field("prompt", "expected 1 to ", kMostChoices, " prompts, got ", value->size());
   }
-  std::vector<Prompt> prompts;
-  for (const Json& item : *value) prompts.push_back(prompt_of(item, model, special));
+  std::vector<const Json*> prompts;
+  for (const Json& prompt : *value) prompts.push_back(&prompt);
   return prompts;
 }
 
 std::vector<std::string> stops_of(const Fields& fields) {
   const Json* stop = fields.find("stop");
   if (!stop) return {};
-  if (stop->is_string()) return {stop->get<std::string>()};
-  const auto is_text = [](const Json& text) { return text.is_string(); };
-  if (!stop->is_array() || std::ssize(*stop) > kMostStops ||
-      !std::all_of(stop->begin(), stop->end(), is_text)) {
-    bad_field("stop", "expected a text or a list of at most ", kMostStops, " texts");
+  const auto fits = [](const Json& text) {
+    return text.is_string() && text.get_ref<const std::string&>().size() <= kLongestStop;
+  };
+  if (fits(*stop)) return {stop->get<std::string>()};
+  if (!stop->is_array() || std::ssize(*stop) > kMostStops || !std::ranges::all_of(*stop, fits)) {
+    bad_field("stop", "expected a text or a list of at most ", kMostStops,
+              " texts, each of at most ", kLongestStop, " bytes");
   }
   return stop->get<std::vector<std::string>>();
 }
@@ -171,9 +166,36 @@ void read_common(const Fields& fields, Job& job) {
   if (const Json* format = fields.object("response_format")) job.grammar = grammar_of(*format);
 }
 
+// The tools of which one has to be called, as tool_choice says; none where none has to be.
+std::optional<Json> forced_tools(const Fields& fields) {
+  const Json* choice = fields.find("tool_choice");
+  if (!choice || *choice == "none" || *choice == "auto") return {};
+  const bool any = *choice == "required";
+  std::optional<std::string> name;
+  if (choice->is_object()) {
+    const Json* function = Fields(*choice, "tool_choice.").object("function");
+    if (function) name = Fields(*function, "tool_choice.function.").text("name");
+  }
+  if (!any && !name) {
+    bad_field("tool_choice", "expected none, auto, required, or ",
+              R"({"type": "function", "function": {"name": ...}})");
+  }
+  Json forced = Json::array();
+  if (const Json* tools = fields.find("tools")) {
+    for (const Json& tool : *tools) {
+      if (any || tool["function"]["name"] == *name) forced.push_back(tool);
+    }
+  }
+  if (forced.empty()) {
+    bad_field("tool_choice", "expected ",
+              any ? "tools to choose from" : "the name of one of tools");
+  }
+  return forced;
+}
+
 // Adds the requests of a prompt: best_of draws with seeds of their own.
-void add_requests(Request request, Prompt prompt, const ServedModel& model, Job& job) {
-  request.prompt = std::move(prompt.ids);
+void add_requests(Request request, Ids prompt, const ServedModel& model, Job& job) {
+  request.prompt = std::move(prompt);
   job.prompt_tokens += std::ssize(request.prompt);
   if (job.best_of > job.n && request.sampling.logprobs < 0) request.sampling.logprobs = 0;
   try {
@@ -184,15 +206,15 @@ void add_requests(Request request, Prompt prompt, const ServedModel& model, Job&
     const bool length = param == "prompt" && what.find(" tokens") != std::string::npos;
     throw ApiError(400, what, param, length ? "context_length_exceeded" : "");
   }
+  const auto vocabulary = std::shared_future(model.vocabulary);
   for (int64_t i = 0; i < job.best_of; ++i) {
     job.requests.push_back(request);
     job.requests.back().sampling.seed += static_cast<uint64_t>(i);
     if (job.grammar) {
       job.requests.back().constraint =
-          std::make_shared<GrammarConstraint>(job.grammar, model.vocabulary, *model.tokenizer);
+          std::make_shared<GrammarConstraint>(job.grammar, vocabulary.get(), *model.tokenizer);
     }
   }
-  job.prompts.push_back(std::move(prompt.text));
 }
 
 }  // namespace
@@ -214,17 +236,20 @@ Job completion_job(const Json& body, const ServedModel& model) {
   read_common(fields, job);
   constexpr int64_t kDefaultTokens = 16;
   Request request = request_of(fields, model, kDefaultTokens);
-  job.echo = fields.boolean("echo").value_or(false);
+  const bool echo = fields.boolean("echo").value_or(false);
   if (const auto count = fields.integer("logprobs", 0, kMostLogprobs)) {
     job.logprobs = true;
     request.sampling.logprobs = static_cast<int32_t>(*count);
-    if (job.echo) bad_field("echo", "expected false where logprobs are wanted");
+    if (echo) bad_field("echo", "expected false where logprobs are wanted");
   }
   if (!fields.text("suffix").value_or("").empty()) {
     bad_field("suffix", "expected none: models here only write on");
   }
-  for (Prompt& prompt : prompts_of(body, model)) {
-    add_requests(request, std::move(prompt), model, job);
+  const bool special = fields.boolean("add_special_tokens").value_or(true);
+  for (const Json* prompt : prompts_of(body)) {
+    Ids ids = prompt_of(*prompt, model, special);
+    if (echo) job.prompts.push_back(echo_of(*prompt, ids, model));
+    add_requests(request, std::move(ids), model, job);
     if (std::ssize(job.requests) > kMostChoices) {
       bad_field("n", "expected at most ", kMostChoices, " choices of all prompts together");
     }
@@ -245,13 +270,14 @@ Job chat_job(const Json& body, const ServedModel& model) {
   if (job.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   const Json* tools = fields.find("tools");
   const Json* choice = fields.find("tool_choice");
-  if (choice && *choice != "none" && *choice != "auto") {
-    bad_field("tool_choice", "expected none or auto: calls cannot be forced");
-  }
-  std::string text = chat_prompt(body, model);
+  Ids ids = model.tokenizer->encode(chat_prompt(body, model), false);
   job.tools = tools && !tools->empty() && (!choice || *choice != "none");
-  std::vector<int32_t> ids = model.tokenizer->encode(text, false);
-  add_requests(std::move(request), {std::move(ids), std::move(text)}, model, job);
+  if (const auto forced = forced_tools(fields)) {
+    const bool several =
+        choice->is_string() && fields.boolean("parallel_tool_calls").value_or(true);
+    job.grammar = tool_grammar(*forced, model.tool_notation, several);
+  }
+  add_requests(std::move(request), std::move(ids), model, job);
   return job;
 }
 

@@ -2,15 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/grammar.h"
 #include "model/chat_template.h"
 #include "model/tokenizer.h"
-#include "server/grammar.h"
 #include "server/json_fields.h"
+#include "server/tool_calls.h"
 
 namespace replayssm::server {
 
@@ -20,20 +23,21 @@ struct ServedModel {
   const Tokenizer* tokenizer = nullptr;
   const Engine* engine = nullptr;  // for what does not change: limits and checks
   std::optional<ChatTemplate> chat_template{};
-  Json template_variables{};  // special tokens
+  Json template_variables{};                           // special tokens
+  ToolNotation tool_notation = ToolNotation::kObject;  // of its template
   int64_t vocab_size = 0;
-  std::shared_ptr<const VocabularyTrie> vocabulary{};  // of the tokenizer
+  // Of the tokenizer; made when first asked for, by the thread that asks.
+  std::shared_future<std::shared_ptr<const VocabularyTrie>> vocabulary{};
 };
 
 struct Job {
   bool chat = false;
   bool stream = false;
   bool include_usage = false;
-  bool echo = false;   // the prompt's text in front of the answer
   bool tools = false;  // calls of tools are told from text
   int64_t n = 1, best_of = 1;
   std::vector<Request> requests;     // one per prompt and choice, best_of of a prompt together
-  std::vector<std::string> prompts;  // their texts, for echo
+  std::vector<std::string> prompts;  // their texts where they come in front of the answers (echo)
   std::shared_ptr<const Grammar> grammar{};  // of every answer; null = any text
   bool logprobs = false;                     // wanted in the answer
   int64_t prompt_tokens = 0;                 // of all prompts

@@ -2,32 +2,55 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include "server/api_error.h"
 
 namespace replayssm::server {
 namespace {
 
-constexpr int kDeepest = 64;
+constexpr int64_t kDeepest = 64;
+constexpr int64_t kMostMembers = 1024;  // of an object, which is searched from end to end
 
-// Nesting of brackets outside strings.
-int depth_of(std::string_view body) {
-  int depth = 0, deepest = 0;
+// Why a text is not to be parsed, whether it is JSON or not; null where nothing is against it.
+const char* obstacle(std::string_view text) {
+  std::vector<int64_t> commas;  // of each bracket that is open; of lists they do not count
   bool in_text = false;
-  for (size_t i = 0; i < body.size(); ++i) {
-    const char c = body[i];
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
     if (in_text) {
       if (c == '\\') ++i;
       in_text = c != '"';
     } else if (c == '"') {
       in_text = true;
     } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
+      if (std::ssize(commas) == kDeepest) return "nested at most 64 deep";
+      commas.push_back(c == '{' ? 0 : std::numeric_limits<int64_t>::min());
+    } else if (commas.empty()) {
+      continue;
+    } else if (c == ',' && ++commas.back() == kMostMembers) {
+      return "of objects with at most 1024 members";
     } else if (c == ']' || c == '}') {
-      --depth;
+      commas.pop_back();
     }
   }
-  return deepest;
+  return nullptr;
+}
+
+// The whole number that a JSON number is; none where it has a fraction or cannot be told exactly.
+std::optional<int64_t> whole_number(const Json& value) {
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<uint64_t>();
+    if (number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return {};
+    return static_cast<int64_t>(number);
+  }
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (!value.is_number_float()) return {};
+  constexpr double kExact = int64_t{1} << 53;
+  const auto number = value.get<double>();
+  if (!(std::abs(number) <= kExact) || std::floor(number) != number) return {};
+  return static_cast<int64_t>(number);
 }
 
 std::string shown(const Json& value) {
@@ -40,16 +63,20 @@ std::string shown(const Json& value) {
 }  // namespace
 
 Json parse_body(std::string_view body) {
-  if (depth_of(body) > kDeepest) {
-    throw ApiError(400, concat("body: expected JSON nested at most ", kDeepest, " deep"));
-  }
+  if (const char* what = obstacle(body)) throw ApiError(400, concat("body: expected JSON ", what));
   try {
     Json value = Json::parse(body);
     if (!value.is_object()) throw ApiError(400, "body: expected a JSON object");
     return value;
   } catch (const Json::parse_error& error) {
     throw ApiError(400, concat("body: expected JSON in UTF-8, malformed at byte ", error.byte));
+  } catch (const Json::out_of_range&) {
+    throw ApiError(400, "body: expected numbers in the range of a double");
   }
+}
+
+Json parse_embedded(std::string_view text) {
+  return obstacle(text) ? Json(Json::value_t::discarded) : Json::parse(text, nullptr, false);
 }
 
 std::string to_text(const Json& value) {
@@ -95,15 +122,12 @@ std::optional<double> Fields::number(const char* name, double low, double high) 
 std::optional<int64_t> Fields::integer(const char* name, int64_t low, int64_t high) const {
   const Json* value = find(name);
   if (!value) return {};
-  const bool whole =
-      value->is_number_integer() ||
-      (value->is_number_float() && std::floor(value->get<double>()) == value->get<double>());
-  if (!whole || value->get<double>() < static_cast<double>(low) ||
-      value->get<double>() > static_cast<double>(high)) {
+  const auto number = whole_number(*value);
+  if (!number || *number < low || *number > high) {
     bad_field(name_of(name), "expected a whole number from ", low, " to ", high, ", got ",
               shown(*value));
   }
-  return value->get<int64_t>();
+  return number;
 }
 
 std::optional<bool> Fields::boolean(const char* name) const {

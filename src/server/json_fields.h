@@ -11,9 +11,12 @@ namespace replayssm::server {
 
 using Json = nlohmann::ordered_json;
 
-// The object that a body must be. Throws ApiError for anything else, for invalid UTF-8 and for
-// nesting deeper than any request's.
+// The object that a body must be. Throws ApiError for anything else, for invalid UTF-8, and for
+// nesting and objects beyond any request's.
 Json parse_body(std::string_view body);
+
+// JSON within a text; discarded where there is none that a body could be.
+Json parse_embedded(std::string_view text);
 
 // As one line of valid JSON, whatever bytes the texts have.
 std::string to_text(const Json& value);

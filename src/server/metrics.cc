@@ -67,7 +67,6 @@ struct Metrics::Impl {
                      {{"route", route_name(route)}});
   }
 
-  const Engine* engine = nullptr;
   prom::Registry registry;
   prom::Family<prom::Counter>& requests = prom::BuildCounter()
                                               .Name("replayssm_requests_total")
@@ -107,7 +106,6 @@ struct Metrics::Impl {
 };
 
 Metrics::Metrics(const Engine& engine) : impl_(std::make_unique<Impl>()) {
-  impl_->engine = &engine;
   for (const Route route : {Route::kConventional, Route::kStateAndOutput, Route::kOutputOnly})
     impl_->steps[static_cast<size_t>(route)] = &impl_->step(route);
   impl_->all_blocks.Set(static_cast<double>(engine.kv().blocks()));

@@ -15,8 +15,9 @@ struct Notation {
 constexpr std::array<Notation, 2> kNotations = {
     {{"<tool_call>", "</tool_call>"}, {"<TOOLCALL>", "</TOOLCALL>"}}};
 
+constexpr std::string_view kSpace = " \t\r\n";
+
 std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
   const size_t first = text.find_first_not_of(kSpace);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
@@ -56,7 +57,7 @@ std::optional<ToolCall> tagged_call(std::string_view text) {
     const size_t end = parameter->find('>');
     if (end == std::string_view::npos) return {};
     const std::string_view value = trimmed(parameter->substr(end + 1));
-    Json parsed = Json::parse(value, nullptr, false);
+    Json parsed = parse_embedded(value);
     arguments[std::string(parameter->substr(0, end))] =
         parsed.is_discarded() ? Json(std::string(value)) : std::move(parsed);
   }
@@ -72,7 +73,7 @@ std::vector<ToolCall> calls_of(std::string_view text) {
     if (auto call = tagged_call(text)) calls.push_back(*std::move(call));
     return calls;
   }
-  const Json value = Json::parse(text, nullptr, false);
+  const Json value = parse_embedded(text);
   for (const Json& item : value.is_array() ? value : Json::array({value})) {
     auto call = call_of(item);
     if (!call) return {};
@@ -94,10 +95,25 @@ size_t possible_tag(std::string_view text) {
 
 }  // namespace
 
+ToolNotation tool_notation(std::string_view chat_template) {
+  const auto has = [&](std::string_view tag) {
+    return chat_template.find(tag) < std::string::npos;
+  };
+  if (has("<TOOLCALL>")) return ToolNotation::kList;
+  return has("<function=") ? ToolNotation::kTagged : ToolNotation::kObject;
+}
+
+void ToolCallParser::skip_blanks() {
+  if (!behind_call_) return;
+  held_.erase(0, held_.find_first_not_of(kSpace));
+  behind_call_ = held_.empty();
+}
+
 std::string ToolCallParser::push(std::string_view text) {
   held_ += text;
   std::string certain;
   while (true) {
+    skip_blanks();
     size_t begin = std::string::npos;
     const Notation* notation = nullptr;
     for (const Notation& candidate : kNotations) {
@@ -117,6 +133,7 @@ std::string ToolCallParser::push(std::string_view text) {
     if (calls.empty()) certain += held_.substr(0, whole);
     calls_.insert(calls_.end(), calls.begin(), calls.end());
     held_.erase(0, whole);
+    behind_call_ = !calls.empty();
   }
   const size_t certain_size = held_.size() - possible_tag(held_);
   certain += held_.substr(0, certain_size);

@@ -232,7 +232,8 @@ void compare_greedy(Model& model, const std::vector<Request>& requests, int64_t 
       {drafts(DraftMethod::kNgram, 4), Route::kOutputOnly},
       {drafts(DraftMethod::kSuffix, 7), Route::kStateAndOutput},
       {drafts(DraftMethod::kNgram, 3, 3), Route::kOutputOnly},
-      {drafts(DraftMethod::kNgram, 19), Route::kOutputOnly}};
+      {drafts(DraftMethod::kNgram, std::min<int64_t>(19, model.longest_window() - 1)),
+       Route::kOutputOnly}};
   if (model.has_draft_head()) {
     cases.push_back({drafts(DraftMethod::kMtp, 4), Route::kOutputOnly});
     cases.push_back({drafts(DraftMethod::kMtp, 2, 3), Route::kOutputOnly});

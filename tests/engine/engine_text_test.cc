@@ -1,6 +1,7 @@
 // Text of requests: a model that says what it is told to, with a bundled model's tokenizer.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "engine/engine.h"
@@ -23,8 +24,15 @@ class Parrot final : public Model {
   Memory& memory() override { return host_memory(); }
   void forward(const Batch& batch, const StateView&, const PassOutput& output) override {
     // Every row of a window says what the text has there, whatever was drafted.
-    for (size_t row = 0; row < batch.logit_tokens.size(); ++row)
-      output.tokens[row] = words_.at(batch.position[0] + row);
+    for (size_t row = 0; row < batch.logit_tokens.size(); ++row) {
+      const int32_t word = words_.at(batch.position[0] + row);
+      if (output.logits) {
+        std::fill_n(output.logits, config_.vocab_size, 0.0F);
+        output.logits[word] = 1;
+      } else {
+        output.tokens[row] = word;
+      }
+    }
   }
   void commit(const Batch&, const WindowCommit& commit, const StateView&) override {
     accepted.push_back(commit.accepted[0]);
@@ -53,7 +61,7 @@ const Tokenizer& tokenizer() {
 }
 
 Said say(const std::vector<int32_t>& words, std::vector<std::string> stop, bool ignore_eos = true,
-         int64_t drafts = 0) {
+         int64_t drafts = 0, std::shared_ptr<TokenConstraint> constraint = nullptr) {
   Parrot model(words, tokenizer().size());
   EngineOptions options;
   if (drafts > 0)
@@ -64,6 +72,7 @@ Said say(const std::vector<int32_t>& words, std::vector<std::string> stop, bool 
   request.max_tokens = static_cast<int64_t>(words.size());
   request.stop = std::move(stop);
   request.ignore_eos = ignore_eos;
+  request.constraint = std::move(constraint);
   engine.add(request);
   Said said;
   while (!engine.idle()) {
@@ -146,6 +155,32 @@ TEST(EngineText, LeavesOutTheTokenThatEndsIt) {
   EXPECT_EQ(stopped.tokens, 3);
   EXPECT_EQ(stopped.finish, FinishReason::kStop);
   EXPECT_EQ(say(ids, {}).text, "abc");
+}
+
+// Lets any token come, up to a number of them.
+class UpTo final : public TokenConstraint {
+ public:
+  UpTo(int64_t most, bool whole) : left_(most), whole_(whole), all_(tokenizer().size(), 1) {}
+  std::span<const uint8_t> allowed() override { return all_; }
+  void accept(int32_t) override { --left_; }
+  bool may_end() const override { return whole_ && left_ == 0; }
+  bool complete() override { return left_ == 0; }
+
+ private:
+  int64_t left_;
+  bool whole_;
+  std::vector<uint8_t> all_;
+};
+
+// A stop string that might have come keeps nothing back.
+TEST(EngineText, EndsWhereItsConstraintIsComplete) {
+  for (const bool whole : {true, false}) {
+    const Said said = say(bytes_of("{1}2345"), {"}x"}, true, 0, std::make_shared<UpTo>(3, whole));
+    EXPECT_EQ(said.text, "{1}");
+    EXPECT_EQ(said.finish, whole ? FinishReason::kStop : FinishReason::kLength);
+  }
+  const Said last = say(bytes_of("{1}"), {}, true, 0, std::make_shared<UpTo>(3, true));
+  EXPECT_EQ(last.finish, FinishReason::kStop);
 }
 
 // Wherever a request ends within a window, nothing behind that is handed out or kept.

@@ -1,4 +1,5 @@
-"""Load on a whole server: load.py PROGRAM [--requests N] [--seconds S] [--model NAME].
+"""Load on a whole server: load.py PROGRAM [--requests N] [--seconds S] [--distinct N] [--model NAME]
+[--flags="FURTHER FLAGS OF THE SERVER"].
 
 Random prompts with shared beginnings, streams, stop strings, priorities, cancellations and
 disconnects, over caches too small for them. Every answer must be that of the same request alone;
@@ -101,10 +102,10 @@ def check_empty(server, descriptors):
     assert free + kept == server.metric('replayssm_kv_blocks{state="all"}'), (free, kept)
 
 
-def run(requests, seconds, model, clients=12, distinct=60, seed=1):
+def run(requests, seconds, model, clients=12, distinct=60, seed=1, flags=()):
     from harness import Server
 
-    with Server(*FLAGS, model=model) as server:
+    with Server(*FLAGS, *flags, model=model) as server:
         load = Load(server, make_requests(distinct, seed), seed)
         descriptors = server.descriptors()
         load.run(min(requests, 500), clients)  # what grows once has grown
@@ -112,7 +113,7 @@ def run(requests, seconds, model, clients=12, distinct=60, seed=1):
         before, began = server.resident_bytes(), time.time()
         deadline = began + seconds if seconds else None
         while load.answers + load.gone < requests or (deadline and time.time() < deadline):
-            load.run(600, clients, deadline)
+            load.run(min(600, requests), clients, deadline)
             check_empty(server, descriptors + 1)
             if not deadline and time.time() - began > 3000:
                 raise TimeoutError("50 minutes")
@@ -129,9 +130,12 @@ def run(requests, seconds, model, clients=12, distinct=60, seed=1):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program")
+    parser.add_argument("--flags", default="", help="further ones of the server")
     parser.add_argument("--requests", type=int, default=10000)
     parser.add_argument("--seconds", type=float, default=0)
+    parser.add_argument("--distinct", type=int, default=60, help="requests that load is drawn from")
     parser.add_argument("--model", default="tiny-qwen3.5")
     arguments = parser.parse_args()
     os.environ["REPLAYSSM_PROGRAM"] = os.path.abspath(arguments.program)
-    run(arguments.requests, arguments.seconds, arguments.model)
+    run(arguments.requests, arguments.seconds, arguments.model, distinct=arguments.distinct,
+        flags=arguments.flags.split())

@@ -55,6 +55,14 @@ class RawClient {
     data_.erase(0, end);
     return body;
   }
+  void send_all(std::string_view bytes) const {
+    while (!bytes.empty()) {
+      const ssize_t count = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (count <= 0) return;
+      bytes.remove_prefix(static_cast<size_t>(count));
+    }
+  }
+
   // Some bytes of an answer, whatever they are.
   bool more() {
     char piece[4096];
@@ -64,14 +72,6 @@ class RawClient {
   }
 
  private:
-  void send_all(std::string_view bytes) const {
-    while (!bytes.empty()) {
-      const ssize_t count = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (count <= 0) return;
-      bytes.remove_prefix(static_cast<size_t>(count));
-    }
-  }
-
   int fd_;
   bool connected_ = false;
   std::string data_;

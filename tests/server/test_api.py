@@ -4,6 +4,7 @@ import json
 import subprocess
 import unittest
 
+import jsonschema_rs
 import openai
 
 from harness import MODEL, Server
@@ -58,6 +59,22 @@ class Api(unittest.TestCase):
         )
         echoed = self.client.completions.create(prompt=PROMPT, echo=True, **self.greedy)
         self.assertEqual(echoed.choices[0].text, PROMPT + text)
+
+    def test_answers_of_many_megabytes(self):
+        text = "a b c " * 500_000
+        status, _, answer = self.server.post("/tokenize", {"prompt": text}, self.key)
+        self.assertEqual((status, len(answer["tokens"])), (200, answer["count"]))
+        self.assertGreater(answer["count"], 1_000_000)
+
+    def test_arguments_that_are_nested_deep(self):
+        deep = '{"a":' * 50_000 + "1" + "}" * 50_000
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": deep}}
+        status, _, answer = self.server.post(
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]},
+            self.key,
+        )
+        self.assertEqual(status, 200, answer)
 
     def test_chat(self):
         messages = [
@@ -131,10 +148,40 @@ class Api(unittest.TestCase):
         ]
         answer = self.client.chat.completions.create(messages=messages, tools=tools, **self.greedy)
         self.assertIn(answer.choices[0].finish_reason, ("length", "stop"))
-        self.expect_error(
-            400, "cannot be forced", "/v1/chat/completions",
-            {"messages": messages, "tools": tools, "tool_choice": "required"}, "tool_choice",
-        )
+
+    def test_tools_are_called_where_they_have_to_be(self):
+        schema = {"type": "object", "required": ["city"], "additionalProperties": False, "properties": {
+            "city": {"enum": ["Rome", "Oslo"]}, "exact": {"type": "boolean"},
+            "days": {"type": "array", "items": {"enum": [1, 2, 3]}, "maxItems": 2, "minItems": 1}}}
+        tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
+                 for name in ("weather", "tides")]
+        fields = {"model": MODEL, "messages": [{"role": "user", "content": "Rome?"}], "tools": tools,
+                  "max_tokens": 300, "temperature": 1}
+        named = {"type": "function", "function": {"name": "tides"}}
+        for seed in range(4):
+            for choice in ("required", named):
+                choice = {"tool_choice": choice, "parallel_tool_calls": False, "seed": seed}
+                whole = self.client.chat.completions.create(**fields, **choice).choices[0]
+                self.assertEqual((whole.finish_reason, whole.message.content), ("tool_calls", None))
+                calls = [call.function for call in whole.message.tool_calls]
+                self.assertEqual(len(calls), 1)
+                self.assertIn(calls[0].name, ("weather", "tides")[choice["tool_choice"] == named:])
+                jsonschema_rs.validate(schema, json.loads(calls[0].arguments))
+                chunks = [chunk.choices[0] for chunk in
+                          self.client.chat.completions.create(stream=True, **fields, **choice)]
+                self.assertEqual(chunks[-1].finish_reason, "tool_calls")
+                self.assertEqual("".join(chunk.delta.content or "" for chunk in chunks), "")
+                streamed = [call.function for chunk in chunks for call in chunk.delta.tool_calls or []]
+                self.assertEqual([(c.name, c.arguments) for c in streamed],
+                                 [(c.name, c.arguments) for c in calls])
+        for change, message in (
+            ({"tool_choice": "must"}, "expected none, auto, required"),
+            ({"tool_choice": {"type": "function"}}, "expected none, auto, required"),
+            ({"tool_choice": {"function": {"name": "x"}}}, "the name of one of tools"),
+            ({"tool_choice": "required", "tools": []}, "tools to choose from"),
+            ({"tool_choice": "required", "tools": None}, "tools to choose from"),
+        ):
+            self.expect_error(400, message, "/v1/chat/completions", {**fields, **change}, "tool_choice")
 
     def test_errors(self):
         for change, message, param in (
@@ -145,10 +192,12 @@ class Api(unittest.TestCase):
             ({"temperature": 3}, "from 0 to 2, got 3", "temperature"),
             ({"temperature": "warm"}, "expected a number", "temperature"),
             ({"max_tokens": 0}, "whole number", "max_tokens"),
+            ({"seed": 2**63}, "whole number", "seed"),
             ({"max_tokens": 1.5}, "whole number", "max_tokens"),
             ({"n": 1000}, "from 1 to 128", "n"),
             ({"best_of": 2, "n": 3}, "at least n", "best_of"),
             ({"stop": [1]}, "list of at most 16 texts", "stop"),
+            ({"stop": "x" * 1025}, "at most 1024 bytes", "stop"),
             ({"stop": [""]}, "expected a text, got an empty one", "stop"),
             ({"logit_bias": {"x": 1}}, "expected token ids", "logit_bias"),
             ({"logprobs": 21}, "from 0 to 20", "logprobs"),
@@ -179,6 +228,9 @@ class Api(unittest.TestCase):
             (b"[" * 100000, "nested at most 64"),
             (b'{"a":' * 100000, "nested at most 64"),
             (b'{"prompt": NaN}', "malformed at byte"),
+            (b'{"prompt": "x", "temperature": 1e400}', "range of a double"),
+            (json.dumps({"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(2000)), 0)}).encode(),
+             "at most 1024 members"),
         ):
             self.expect_error(400, message, "/v1/completions", body)
 

@@ -214,6 +214,21 @@ class Ends(unittest.TestCase):
             server.wait_idle()
             self.assertEqual(server.post("/v1/completions", BODY)[0], 200)
 
+    def test_refuses_what_was_prepared_too_late(self):
+        """Long bodies wait for their turn; then there may be no room any more."""
+        with Server("--max-waiting", "2") as server:
+            slow = server.socket()
+            slow.sendall(raw_post("/tokenize", json.dumps({"prompt": "a b " * 1_000_000}).encode()))
+            body = json.dumps({**BODY, "max_tokens": 400, "user": "y" * 20_000}).encode()
+            connections = [server.socket() for _ in range(6)]
+            for connection in connections:
+                connection.sendall(raw_post("/v1/completions", body))
+            answers = sorted(read_answer(connection)[0] for connection in connections)
+            self.assertEqual(answers, [200] * 2 + [503] * 4)
+            self.assertEqual(read_answer(slow)[0], 200)
+            for connection in [slow, *connections]:
+                connection.close()
+
 
 if __name__ == "__main__":
     unittest.main()

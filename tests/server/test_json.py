@@ -50,16 +50,20 @@ class JsonAnswers(unittest.TestCase):
         self.assertGreater(whole, 3)
 
     def test_any_object(self):
+        ends = ['"', "}", "]", ":"]  # likelier, so that objects do not go on for ever
+        bias = {str(self.server.post("/tokenize", {"prompt": end})[2]["tokens"][0]): 5 for end in ends}
         answer = self.client.chat.completions.create(
-            model=MODEL, n=6, temperature=1, seed=1, max_tokens=150,
-            logit_bias={"94": 3}, messages=[{"role": "user", "content": "x"}],
+            model=MODEL, n=12, temperature=1, seed=1, max_tokens=150,
+            logit_bias=bias, messages=[{"role": "user", "content": "x"}],
             response_format={"type": "json_object"},
         )
+        members = 0
         for choice in answer.choices:
             text = choice.message.content
             self.assertTrue(text.startswith("{"))
             if choice.finish_reason == "stop":
-                self.assertIsInstance(json.loads(text), dict)
+                members += len(json.loads(text))
+        self.assertGreater(members, 2)
 
     def test_schemas_that_are_refused(self):
         for schema, message in (({"type": "string", "pattern": "a"}, "pattern"), (5, "schema")):

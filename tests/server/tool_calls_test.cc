@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "server/access.h"
-#include "server/api_error.h"
-#include "server/json_fields.h"
 
 namespace replayssm::server {
 namespace {
@@ -36,6 +34,9 @@ TEST(ToolCalls, AreToldFromTextHoweverItIsCut) {
        {"ok ", {{"f", R"({"a":[1,"x"]})"}}}},
       {R"(<tool_call>{"name":"f","arguments":{}}</tool_call><tool_call>{"name":"g"}</tool_call>.)",
        {".", {{"f", "{}"}, {"g", "{}"}}}},
+      {"<tool_call>{\"name\":\"f\"}</tool_call>\n \n<tool_call>{\"name\":\"g\"}</tool_call>\n",
+       {"", {{"f", "{}"}, {"g", "{}"}}}},
+      {"<tool_call>{\"name\":\"f\"}</tool_call>\n\ntext  \n", {"text  \n", {{"f", "{}"}}}},
       {R"(<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]</TOOLCALL>)",
        {"", {{"f", R"({"a":1})"}, {"g", "{}"}}}},
       {"<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n<parameter=b>\nsome "
@@ -57,20 +58,11 @@ TEST(ToolCalls, AreToldFromTextHoweverItIsCut) {
   }
 }
 
-TEST(JsonFields, QuoteWhatParsesBack) {
-  for (const std::string text : {"", "plain", "a\"b\\c\n\t\x01\x7f", "naïve 日本 🙂"}) {
-    std::string quoted;
-    append_quoted(quoted, text);
-    EXPECT_EQ(Json::parse(quoted).get<std::string>(), text);
-  }
-}
-
-TEST(JsonFields, CountBracketsOutsideTexts) {
-  EXPECT_NO_THROW(
-      parse_body(R"({"a": "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["})"));
-  EXPECT_NO_THROW(parse_body(R"({"a\"": "\\", "b": [1]})"));
-  const std::string deep(65, '[');
-  EXPECT_THROW(parse_body("{\"a\": " + deep + std::string(65, ']') + "}"), ApiError);
+TEST(ToolNotation, IsThatOfTheTemplate) {
+  EXPECT_EQ(tool_notation("{{ '<tool_call>' }}"), ToolNotation::kObject);
+  EXPECT_EQ(tool_notation(""), ToolNotation::kObject);
+  EXPECT_EQ(tool_notation("<tool_call>\n<function=' ~ name ~ '>"), ToolNotation::kTagged);
+  EXPECT_EQ(tool_notation("<TOOLCALL>["), ToolNotation::kList);
 }
 
 TEST(Access, TakesWholeKeysAlone) {

@@ -41,8 +41,9 @@ int64_t history_of(std::span<const TokenDraw> draws) {
   return longest == 0 ? 0 : static_cast<int64_t>(std::bit_ceil(std::max(longest, kLeast)));
 }
 
-// Room for a batch: of one that only decodes, a little more, so that similar ones are alike.
-PassPlaces places_of(const Batch& batch) {
+// Room for a batch: of one that only decodes, a little more, so that similar ones are alike; any
+// windows count as of the length expected.
+PassPlaces places_of(const Batch& batch, int64_t expected_window) {
   const int64_t sequences = batch.sequences();
   PassPlaces places{.tokens = std::ssize(batch.token_ids),
                     .sequences = sequences,
@@ -56,6 +57,7 @@ PassPlaces places_of(const Batch& batch) {
         std::max<int64_t>(places.window, batch.query_start[s + 1] - batch.query_start[s]);
   }
   if (batch.decodes < sequences) return places;
+  if (places.window > 1) places.window = std::max(places.window, expected_window);
   places.tokens = bucket_of(places.tokens);
   places.sequences = bucket_of(sequences);
   places.logits = bucket_of(places.logits);
@@ -89,7 +91,8 @@ class CudaModel final : public Model {
   Memory& memory() override { return backend_.memory(); }
 
   void reserve(const PassLimits& limits) override;
-  void prepare(const StateView& state, int64_t sequences) override;
+  void prepare(const StateView& state, int64_t sequences, int64_t window,
+               KeepHidden keep_hidden) override;
   void forward(const Batch& batch, const StateView& state, const PassOutput& output) override;
   void start(const Batch& batch, const StateView& state, const PassOutput& output) override;
   void finish() override { results_.finish(); }
@@ -123,7 +126,8 @@ class CudaModel final : public Model {
   Scratch<int32_t> tokens_;  // [logits]
   Scratch<std::byte> sampling_;
   PassResults results_;
-  int64_t drawn_ = 0;  // tokens of the last pass
+  int64_t drawn_ = 0;   // tokens of the last pass
+  int64_t window_ = 1;  // of decoding sequences, as reserved
   Scratch<int32_t> commit_host_, commit_;
   StageTimes times_;
 };
@@ -136,6 +140,7 @@ void CudaModel::reserve_outputs(int64_t rows) {
 
 // A pass over padding alone takes all scratch memory that depends on the number of tokens.
 void CudaModel::reserve(const PassLimits& limits) {
+  window_ = limits.window;
   const int64_t sequences = bucket_of(limits.sequences);
   const int64_t windows = bucket_of(limits.sequences * limits.window);
   const int64_t tokens = std::max(limits.tokens, windows);
@@ -187,14 +192,15 @@ void CudaModel::choose() {
 }
 
 void CudaModel::enqueue(const PassPlaces& places) {
-  const PassArrays& a = context_.arrays;
+  PassArrays& a = context_.arrays;
+  a.plan = a.decodes == a.sequences ? arrays_.plan() : nullptr;
   const StateView& state = *context_.state;
   SequenceBatch batch{.sequences = a.sequences,
                       .query_start = a.query_start,
                       .slot = a.slot,
                       .cursors = state.cursors,
-                      .ring = state.ring};
-  backend_.clock().begin_pass();
+                      .ring = state.ring,
+                      .plan = a.plan};
   cuda::begin_steps(batch, state.cursors, stream());
   layers_.run(context_, places.keep_hidden, logits_.get(0));
   choose();
@@ -209,26 +215,45 @@ void CudaModel::enqueue(const PassPlaces& places) {
 }
 
 void CudaModel::enqueue_draft(const PassPlaces& places) {
-  backend_.clock().begin_pass();
   layers_.run_draft(context_, places.kind == PassKind::kDraftOfDraft, logits_.get(0));
   choose();
 }
 
-// Steps of padding alone choose the products' algorithms and are captured.
-void CudaModel::prepare(const StateView& state, int64_t sequences) {
+// Passes of padding alone choose the products' algorithms and are captured.
+void CudaModel::prepare(const StateView& state, int64_t sequences, int64_t window,
+                        KeepHidden keep_hidden) {
   const int32_t start = 0;
   Batch empty;
   empty.query_start = {&start, 1};
-  for (int64_t bucket = 1; bucket <= bucket_of(sequences); bucket = bucket_of(bucket + 1)) {
-    const PassPlaces places{.tokens = bucket,
-                            .sequences = bucket,
-                            .logits = bucket,
-                            .block_table_stride = stride_of(state.kv_keys.empty() ? 0 : 1),
-                            .sources = !state.snapshots.empty()};
+  const auto run_twice = [&](const PassPlaces& places) {
     for (int pass = 0; pass < 2; ++pass) {
       run(empty, {}, state, places);
       backend_.stream().synchronize();
     }
+  };
+  const int64_t most = bucket_of(sequences);
+  for (int64_t tokens = 1; tokens <= bucket_of(sequences * window);
+       tokens = bucket_of(tokens + 1)) {
+    const bool windows = tokens > most;
+    PassPlaces places{.tokens = tokens,
+                      .sequences = std::min(tokens, most),
+                      .logits = tokens,
+                      .block_table_stride = stride_of(state.kv_keys.empty() ? 0 : 1),
+                      .window = windows ? window : 1,
+                      .deferred = windows,
+                      .sources = !state.snapshots.empty(),
+                      .keep_hidden = keep_hidden};
+    run_twice(places);
+    if (window == 1 || !layers_.has_draft_head()) continue;
+    places.logits = places.sequences;
+    places.deferred = false;
+    places.sources = false;
+    places.keep_hidden = KeepHidden::kNone;
+    places.kind = PassKind::kDraft;
+    run_twice(places);
+    if (windows) continue;
+    places.kind = PassKind::kDraftOfDraft;
+    run_twice(places);
   }
 }
 
@@ -240,13 +265,15 @@ void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const 
   context_.arrays.block_size = state.kv_block_size;
   context_.arrays.drawn = tokens_.get(0);
   context_.state = &state;
-  const auto pass = [&] {
+  const auto pass = [&](size_t number) {
+    backend_.clock().begin_pass(number);
     places.kind == PassKind::kForward ? enqueue(places) : enqueue_draft(places);
   };
   // A pass without prompts comes again.
-  if (context_.arrays.decodes < places.sequences) return pass();
-  graphs_.run(pass_key(places, state, backend_.clock().on()), backend_.device_memory().releases(),
-              stream(), pass);
+  if (context_.arrays.decodes < places.sequences) return pass(0);
+  const PassKey key = pass_key(places, state, backend_.clock().on());
+  backend_.clock().replay_pass(1 + graphs_.run(key, backend_.device_memory().releases(), stream(),
+                                               [&](size_t number) { pass(1 + number); }));
 }
 
 void CudaModel::start(const Batch& batch, const StateView& state, const PassOutput& output) {
@@ -254,7 +281,7 @@ void CudaModel::start(const Batch& batch, const StateView& state, const PassOutp
   if (state.emulation) fail("emulated storage formats: expected device cpu, got cuda");
   const int64_t rows = std::ssize(batch.logit_tokens);
   if (!batch.token_ids.empty()) {
-    PassPlaces places = places_of(batch);
+    PassPlaces places = places_of(batch, window_);
     places.draws = !output.draws.empty();
     places.history = history_of(output.draws);
     places.sources = !state.snapshots.empty();
@@ -293,7 +320,7 @@ void CudaModel::commit(const Batch& batch, const WindowCommit& commit, const Sta
                                    cudaMemcpyHostToDevice, stream()),
                    "accepted tokens");
   if (tokens > 0) {
-    arrays_.assign(batch, {}, places_of(batch), stream());
+    arrays_.assign(batch, {}, places_of(batch, window_), stream());
     context_.arrays = arrays_.arrays();
     context_.arrays.decodes = sequences;
     context_.state = &state;
@@ -308,7 +335,7 @@ void CudaModel::commit(const Batch& batch, const WindowCommit& commit, const Sta
 
 void CudaModel::draft(const HeadBatch& head, const StateView& state, const PassOutput& output) {
   if (head.batch.token_ids.empty()) return;
-  PassPlaces places = places_of(head.batch);
+  PassPlaces places = places_of(head.batch, window_);
   places.kind = head.recycled ? PassKind::kDraftOfDraft : PassKind::kDraft;
   run(head.batch, output.draws, state, places, head.hidden_row);
   const int64_t rows = std::ssize(head.batch.logit_tokens);

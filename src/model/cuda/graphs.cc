@@ -42,18 +42,20 @@ PassKey pass_key(const PassPlaces& places, const StateView& state, bool timed) {
   return key;
 }
 
-void Graphs::run(const PassKey& key, int64_t generation, cudaStream_t stream,
-                 const std::function<void()>& enqueue) {
+size_t Graphs::run(const PassKey& key, int64_t generation, cudaStream_t stream,
+                   const std::function<void(size_t number)>& enqueue) {
   if (generation != generation_) entries_.clear();
   generation_ = generation;
   const auto entry = std::ranges::find(entries_, key, &Entry::key);
+  const auto number = static_cast<size_t>(entry - entries_.begin());
   if (entry == entries_.end()) {
-    enqueue();
+    enqueue(number);
     entries_.push_back({key, nullptr});
-    return;
+    return number;
   }
-  if (!entry->graph) entry->graph.reset(capture(stream, enqueue));
+  if (!entry->graph) entry->graph.reset(capture(stream, [&] { enqueue(number); }));
   cuda::check_cuda(cudaGraphLaunch(entry->graph.get(), stream), "graph launch");
+  return number;
 }
 
 }  // namespace replayssm

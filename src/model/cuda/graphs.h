@@ -27,9 +27,9 @@ class Graphs {
  public:
   // Runs `enqueue` on the stream: at a key's first call as it is, so that whatever happens once
   // happens then; captured at the second; replayed from then on. `generation`: where it changes,
-  // captured pointers may be stale and all graphs are dropped.
-  void run(const PassKey& key, int64_t generation, cudaStream_t stream,
-           const std::function<void()>& enqueue);
+  // captured pointers may be stale and all graphs are dropped. Returns the key's number, from 0 on.
+  size_t run(const PassKey& key, int64_t generation, cudaStream_t stream,
+             const std::function<void(size_t number)>& enqueue);
 
  private:
   struct Destroy {

@@ -16,13 +16,13 @@ class StageClock {
   void turn(bool on) { on_ = on; }
   bool on() const { return on_; }
 
-  // A pass is enqueued from here on.
-  void begin_pass() { stages_.clear(); }
+  // Pass `number` is enqueued from here on, or is being replayed.
+  void begin_pass(size_t number);
+  void replay_pass(size_t number) { current_ = number; }
   void start(cudaStream_t stream);
   void end(Stage stage, cudaStream_t stream);
 
-  // Adds what the stages of the last pass, which has ended, took. Also where it was the replay of
-  // the one that was enqueued last.
+  // Adds what the stages of the last pass, which has ended, took.
   void add_to(StageTimes& times) const;
 
  private:
@@ -33,9 +33,14 @@ class StageClock {
 
   void record(size_t index, cudaStream_t stream);
 
+  struct Pass {
+    std::vector<Stage> stages;
+    std::vector<Event> events;  // of stage i: 2 i and 2 i + 1
+  };
+
   bool on_ = false;
-  std::vector<Stage> stages_;
-  std::vector<Event> events_;  // of stage i: 2 i and 2 i + 1
+  std::vector<Pass> passes_;
+  size_t current_ = 0;
 };
 
 }  // namespace replayssm

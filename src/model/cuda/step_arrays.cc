@@ -41,6 +41,7 @@ int64_t StepArrays::bytes_of(const PassPlaces& places) {
   packer.pack<int32_t>({}, places.sequences + 1, 0);
   packer.pack<int32_t>({}, places.sequences, 0);
   packer.pack<int32_t>({}, places.sequences, 0);
+  packer.pack<SequencePlan>({}, places.sequences, {});
   packer.pack<int64_t>({}, places.sequences, 0);
   packer.pack<int32_t>({}, places.logits, 0);
   packer.pack<int32_t>({}, places.sequences * places.block_table_stride, 0);
@@ -102,6 +103,7 @@ void StepArrays::assign(const Batch& batch, std::span<const TokenDraw> draws,
                  packer.pack(batch.query_start, places.sequences + 1, static_cast<int32_t>(tokens)),
              .slot = packer.pack(batch.slot, places.sequences, -1)};
   windows_ = packer.pack<int32_t>(windows, places.sequences, 0);
+  plan_ = const_cast<SequencePlan*>(packer.pack<SequencePlan>({}, places.sequences, {}));
   arrays_.position = packer.pack(batch.position, places.sequences, int64_t{0});
   arrays_.logit_tokens = packer.pack(batch.logit_tokens, places.logits, -1);
   arrays_.block_table = packer.pack<int32_t>(table, places.sequences * stride, -1);

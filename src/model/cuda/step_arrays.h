@@ -41,6 +41,7 @@ class StepArrays {
 
   const PassArrays& arrays() const { return arrays_; }
   const int32_t* windows() const { return windows_; }  // [sequences] lengths
+  SequencePlan* plan() const { return plan_; }         // [sequences] places for it
   // [logits]; null where nothing is drawn.
   const cuda::SamplingRow* sampling() const { return sampling_; }
   const int64_t* drawn_position() const { return drawn_position_; }
@@ -58,6 +59,7 @@ class StepArrays {
   int turn_ = 0;
   PassArrays arrays_;
   const int32_t* windows_ = nullptr;
+  SequencePlan* plan_ = nullptr;
   const cuda::SamplingRow* sampling_ = nullptr;
   const int64_t* drawn_position_ = nullptr;
   cuda::SamplingHistory history_;

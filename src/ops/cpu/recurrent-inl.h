@@ -1,8 +1,8 @@
 // Rows of a state in registers and the arithmetic that all kernels of the recurrence share,
 // compiled once per instruction set (included after foreach_target.h).
 //
-// Every update of a row goes through `dot`, which adds in one order: that is what makes a fold and
-// a conventional update agree bit for bit. Readouts go through `dots`.
+// Every product of a row goes through `dots`, which adds in one order whatever the number of rows:
+// that is what makes a fold and a conventional update agree bit for bit.
 #if defined(REPLAYSSM_OPS_CPU_RECURRENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
 #undef REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
@@ -10,6 +10,7 @@
 #define REPLAYSSM_OPS_CPU_RECURRENT_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +34,8 @@ using replayssm::HWY_NAMESPACE::SigmoidF32;
 using replayssm::HWY_NAMESPACE::SiluF32;
 using replayssm::HWY_NAMESPACE::StoreF32;
 using replayssm::HWY_NAMESPACE::StoreF32N;
+using replayssm::HWY_NAMESPACE::StoreWithinF32N;
+using replayssm::HWY_NAMESPACE::SumF32;
 
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
@@ -90,24 +93,30 @@ HWY_INLINE void store_vectors(const Row<kVecs>& row, const RowWidth<kVecs>& widt
 // Most rows of a state that `dots` takes together.
 inline constexpr int64_t kDotRows = kLanes >= 4 ? 4 : 1;
 
+// Reduces the lanes of four vectors: every block of four lanes holds the four results. `op` is
+// commutative; its order is fixed.
+template <class Op>
+HWY_INLINE V reduce_lanes([[maybe_unused]] Op&& op, V x0, [[maybe_unused]] V x1,
+                          [[maybe_unused]] V x2, [[maybe_unused]] V x3) {
 #if HWY_TARGET == HWY_SCALAR
-HWY_INLINE V sums_of_lanes(V x0, V, V, V) { return x0; }
+  return x0;
 #else
-// Sums the lanes of four vectors: every block of four lanes holds the four sums.
-HWY_INLINE V sums_of_lanes(V x0, V x1, V x2, V x3) {
   const D d;
   const hn::RepartitionToWide<D> pairs;
   const auto halves = [&](V x, V y) {
-    return hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y)));
+    return hn::BitCast(pairs, op(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y)));
   };
   const auto low = halves(x0, x1), high = halves(x2, x3);
-  auto sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
-                     hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
-  if constexpr (kLanes >= 8) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
-  if constexpr (kLanes >= 16) sum = hn::Add(sum, hn::ConcatLowerUpper(d, sum, sum));
-  return sum;
-}
+  auto all = op(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
+                hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
+  if constexpr (kLanes >= 8) all = op(all, hn::SwapAdjacentBlocks(all));
+  if constexpr (kLanes >= 16) all = op(all, hn::ConcatLowerUpper(d, all, all));
+  return all;
 #endif
+}
+HWY_INLINE V sums_of_lanes(V x0, V x1, V x2, V x3) {
+  return reduce_lanes([](V x, V y) { return hn::Add(x, y); }, x0, x1, x2, x3);
+}
 
 // The products of a row and t, summed over its vectors: even and odd ones apart, then together.
 template <size_t kVecs>
@@ -123,12 +132,6 @@ HWY_INLINE V multiply_row(const Row<kVecs>& row, const float* t, const RowWidth<
   return hn::Add(even, odd);
 }
 
-// row . t, in all lanes.
-template <size_t kVecs>
-HWY_INLINE V dot(const Row<kVecs>& row, const float* t, const RowWidth<kVecs>& width) {
-  return hn::SumOfLanes(D(), multiply_row(row, t, width));
-}
-
 // row . t for kRows rows (at most kDotRows), row r in lane r mod kRows of every block. The order of
 // the sum does not depend on kRows.
 template <size_t kVecs, size_t kRows>
@@ -139,14 +142,37 @@ HWY_INLINE V dots(const Row<kVecs>* rows, const float* t, const RowWidth<kVecs>&
   return sums_of_lanes(x[0], x[1 % kRows], x[2 % kRows], x[3 % kRows]);
 }
 
-// One number in all lanes, or four (kRows) as `dots` returns them.
+// kRows numbers as `dots` returns them.
 template <size_t kRows>
 HWY_INLINE V load_lanes(const float* p) {
-  static_assert(kRows == 1 || kRows == 4);
+  static_assert(kRows == 1 || kRows == 2 || kRows == 4);
   if constexpr (kRows == 1) return hn::Set(D(), p[0]);
+  if constexpr (kRows == 2) return hn::OddEven(hn::Set(D(), p[1]), hn::Set(D(), p[0]));
   if constexpr (kRows == 4) return hn::LoadDup128(D(), p);
 }
 
+// Each of kRows numbers, as `dots` returns them, in all lanes of its own vector.
+template <size_t kRows>
+HWY_INLINE void spread_lanes(V x, V (&each)[kRows]) {
+  if constexpr (kRows == 1) {
+    each[0] = x;
+  } else {
+    each[0] = hn::Broadcast<0>(x);
+    each[1] = hn::Broadcast<1>(x);
+    if constexpr (kRows == 4) {
+      each[2] = hn::Broadcast<2>(x);
+      each[3] = hn::Broadcast<3>(x);
+    }
+  }
+}
+
+// o = the first kRows lanes.
+template <size_t kRows>
+HWY_INLINE void store_lanes(V x, float* o) {
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(x, D(), lanes);
+  std::copy_n(lanes, kRows, o);
+}
 // o += the first kRows lanes.
 template <size_t kRows>
 HWY_INLINE void add_lanes(V x, float* o) {
@@ -181,14 +207,6 @@ HWY_INLINE auto decays(const StepScratch& m, const HeadScratch& head, int64_t j)
 HWY_INLINE V load_decay(float decay, int64_t) { return hn::Set(D(), decay); }
 HWY_INLINE V load_decay(const float* decay, int64_t x) { return hn::Load(D(), decay + x); }
 
-// Asks for `count` elements at p, some hundred nanoseconds before they are read.
-template <class T>
-HWY_INLINE void prefetch(const T* p, int64_t count) {
-  const auto* line = reinterpret_cast<const char*>(p);
-  for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(T)); i += 64)
-    __builtin_prefetch(line + i, 0, 2);
-}
-
 // y = x as floats, zero from `count` to `width`.
 template <class T>
 HWY_INLINE void to_padded_floats(const T* x, int64_t count, int64_t width, float* y) {
@@ -201,15 +219,6 @@ HWY_INLINE void to_padded_floats(const T* x, int64_t count, int64_t width, float
     i += kLanes;
   }
   for (; i < width; i += kLanes) hn::Store(hn::Zero(d), d, y + i);
-}
-
-// x <- x scale / sqrt(|x|^2 + kL2NormEps) over a scratch row.
-HWY_INLINE void l2_normalise(int64_t width, float scale, float* x) {
-  const D d;
-  const float sum = hn::GetLane(dot_memory(x, x, width)) + kL2NormEps;
-  const auto factor = hn::Set(d, scale / std::sqrt(sum));
-  for (int64_t i = 0; i < width; i += kLanes)
-    hn::Store(hn::Mul(hn::Load(d, x + i), factor), d, x + i);
 }
 
 // x <- exp(x); writes up to padded(count).
@@ -232,6 +241,41 @@ HWY_INLINE void dispatch_width(int64_t state_dim, Fn&& fn) {
     }
   }
   fn.template operator()<0>();
+}
+
+// y = x scale / sqrt(|x|^2 + kL2NormEps) as floats, zero from `count` to `width`.
+template <class T>
+void to_unit_floats(const T* x, int64_t count, int64_t width, float scale, float* y) {
+  const D d;
+  dispatch_width(count, [&]<size_t kVecs>() {
+    const RowWidth<kVecs> vectors(count);
+    Row<kVecs> row;
+    load_row(x, vectors, row);
+    V even = hn::Zero(d), odd = hn::Zero(d);
+    size_t i = 0;
+    for (; i + 1 < vectors.vecs(); i += 2) {
+      even = hn::MulAdd(row.v[i], row.v[i], even);
+      odd = hn::MulAdd(row.v[i + 1], row.v[i + 1], odd);
+    }
+    if (i < vectors.vecs()) even = hn::MulAdd(row.v[i], row.v[i], even);
+    const float sum = SumF32(d, hn::Add(even, odd)) + kL2NormEps;
+    const auto factor = hn::Set(d, scale / std::sqrt(sum));
+    for (i = 0; i < vectors.vecs(); ++i) hn::Store(hn::Mul(row.v[i], factor), d, y + i * kLanes);
+    for (i *= kLanes; i < static_cast<size_t>(width); i += kLanes) hn::Store(hn::Zero(d), d, y + i);
+  });
+}
+
+// A token's k and q as the recurrence takes them, in scratch rows of `width` floats. `unit`: of the
+// delta rule.
+template <class T>
+void gather_key(bool unit, const T* x, int64_t state_dim, int64_t width, float* k) {
+  if (!unit) return to_padded_floats(x, state_dim, width, k);
+  to_unit_floats(x, state_dim, width, 1.0f, k);
+}
+template <class T>
+void gather_query(bool unit, const T* x, int64_t state_dim, int64_t width, float* q) {
+  if (!unit) return to_padded_floats(x, state_dim, width, q);
+  to_unit_floats(x, state_dim, width, 1.0f / std::sqrt(static_cast<float>(state_dim)), q);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -73,6 +73,38 @@ class BlockList {
   int64_t sequences_, key_heads_, heads_per_key_ = 1, parts_ = 1;
 };
 
+// The order in which a thread takes its blocks [begin, end). Blocks that fold compute for long:
+// they are spread among those that read, so that memory always has something to fetch.
+class BlockOrder {
+ public:
+  BlockOrder(const BlockList& blocks, const SequenceBatch& batch, int64_t begin, int64_t end)
+      : blocks_(blocks), batch_(batch), next_{begin, begin} {
+    for (int64_t i = begin; i < end; ++i) ++count_[folds(i)];
+  }
+
+  // A place in the list, or -1 behind the last.
+  int64_t next() {
+    // The kind of which the smaller share is done.
+    const bool fold = taken_[1] * count_[0] <= taken_[0] * count_[1];
+    const bool kind = taken_[fold] < count_[fold] ? fold : !fold;
+    if (taken_[kind] == count_[kind]) return -1;
+    ++taken_[kind];
+    int64_t& i = next_[kind];
+    while (folds(i) != kind) ++i;
+    return i++;
+  }
+
+ private:
+  bool folds(int64_t i) const {
+    const int32_t slot = batch_.slot[i / blocks_.per_sequence()];
+    return slot >= 0 && batch_.cursors[slot].fold_count > 0;
+  }
+
+  const BlockList& blocks_;
+  const SequenceBatch& batch_;
+  int64_t next_[2], count_[2] = {}, taken_[2] = {};  // of those that read, of those that fold
+};
+
 // The rows that a block replays, oldest first: ring rows, then the window.
 struct Replay {
   int64_t rows = 0;      // all of them
@@ -99,8 +131,8 @@ struct HeadScratch {
   float* c;      // [window, rows]
 };
 
-// Most rows of a state that run through registers together.
-inline constexpr int64_t kMostRows = 4;
+// Most rows of a state that are computed together.
+inline constexpr int64_t kMostRows = 8;
 
 // Scratch of one thread for recurrent_step.
 struct StepScratch {
@@ -115,6 +147,7 @@ struct StepScratch {
     kq = carver.take(window * rows);
     weight = carver.take(rows);
     value = reinterpret_cast<const void**>(carver.take(2 * rows));
+    row = reinterpret_cast<int64_t*>(carver.take(2 * window));
     fresh = carver.take(kMostRows * width);
     state = carver.take(shape.head_dim * shape.state_dim);
     for (int64_t h = 0; h < std::min(kBlockHeads, shape.heads / shape.key_heads); ++h)
@@ -134,6 +167,7 @@ struct StepScratch {
   float* kq;              // [window, rows]
   float* weight;          // [rows] c of the rows whose values are mixed
   const void** value;     // [rows] where these values are
+  int64_t* row;           // [window] where the walk of each query is
   float* fresh;           // [kMostRows, width], rows on their way to a HeadWriter
   float* state;           // [head_dim, state_dim], a read copy's values
   HeadScratch heads[kBlockHeads];

@@ -166,18 +166,12 @@ class PrefillBlock {
   // Keys and queries of the chunk, and their products: shared by the block's value heads.
   void prepare_keys() {
     const int64_t k = p_.shape.state_dim;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(k));
     for (int64_t i = 0; i < count_; ++i) {
-      const int64_t offset = block_.key_head * k;
-      float *key = m_.k + i * m_.width, *query = m_.q + i * m_.width;
-      to_padded_floats(static_cast<const ActT*>(p_.k) + (token_ + i) * p_.k_stride + offset, k,
-                       m_.width, key);
-      to_padded_floats(static_cast<const ActT*>(p_.q) + (token_ + i) * p_.q_stride + offset, k,
-                       m_.width, query);
-      if (is_delta()) {
-        l2_normalise(m_.width, 1.0f, key);
-        l2_normalise(m_.width, scale, query);
-      }
+      const int64_t token = token_ + i, offset = block_.key_head * k;
+      gather_key(is_delta(), static_cast<const ActT*>(p_.k) + token * p_.k_stride + offset, k,
+                 m_.width, m_.k + i * m_.width);
+      gather_query(is_delta(), static_cast<const ActT*>(p_.q) + token * p_.q_stride + offset, k,
+                   m_.width, m_.q + i * m_.width);
     }
     const int64_t columns = padded(count_);
     for (int64_t x = 0; x < m_.width; ++x) {

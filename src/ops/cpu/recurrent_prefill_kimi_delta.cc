@@ -70,16 +70,13 @@ class PieceBlock {
 
   void gather_keys() {
     const int64_t size = p_.shape.state_dim, offset = block_.key_head * size;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(size));
     const StepScratch& m = m_.step;
     for (int64_t i = 0; i < count_; ++i) {
-      float *k = m.k + i * m.width, *q = m.q + i * m.width;
-      to_padded_floats(static_cast<const ActT*>(p_.k) + (token_ + i) * p_.k_stride + offset, size,
-                       m.width, k);
-      to_padded_floats(static_cast<const ActT*>(p_.q) + (token_ + i) * p_.q_stride + offset, size,
-                       m.width, q);
-      l2_normalise(m.width, 1.0f, k);
-      l2_normalise(m.width, scale, q);
+      const int64_t token = token_ + i;
+      gather_key(true, static_cast<const ActT*>(p_.k) + token * p_.k_stride + offset, size, m.width,
+                 m.k + i * m.width);
+      gather_query(true, static_cast<const ActT*>(p_.q) + token * p_.q_stride + offset, size,
+                   m.width, m.q + i * m.width);
     }
   }
 

@@ -94,9 +94,8 @@ void read_head(const StoredRows<T>& stored, int64_t window, const StepScratch& m
   constexpr int64_t kTokenRows = kDotRows, kWindowRows = kVecs > 0 ? kDotRows : 1;
   const RowWidth<kVecs> width(shape.state_dim);
   const auto fetch = [&](int64_t row, int64_t rows) {
-    // Twice what is read: the distance is made up where nothing was fetched ahead.
     prefetcher.reading(stored.data + row * shape.state_dim,
-                       2 * rows * shape.state_dim * static_cast<int64_t>(sizeof(T)));
+                       rows * shape.state_dim * static_cast<int64_t>(sizeof(T)));
   };
   int64_t row = 0;
   if (window == 1) {

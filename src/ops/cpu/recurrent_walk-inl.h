@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "ops/cpu/recurrent-inl.h"
+#include "ops/cpu/recurrent_prefetch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
@@ -50,24 +51,34 @@ HWY_INLINE float walk_row(const StepScratch& m, const HeadScratch& head, int64_t
   return hn::GetLane(c);
 }
 
-// Leaves t and the coefficient c of every row on the way. Heads are walked together: their chains
-// hide each other's latencies.
-template <Family kFamily, class Fetch>
-void walk_back(const Replay& replay, const StepScratch& m, int64_t heads, Fetch&& fetch_ahead) {
-  if constexpr (kFamily == Family::kMamba2) multiply_keys(replay, m);
-  for (int64_t i = 0; i < replay.window; ++i) {
-    if constexpr (kFamily == Family::kMamba2) {
+// Leaves t and the coefficient c of every row on the way. All queries of all heads are walked
+// together, a row of each in turn: their chains hide each other's latencies.
+template <Family kFamily>
+void walk_back(const Replay& replay, const StepScratch& m, int64_t heads, Prefetcher& prefetcher) {
+  if constexpr (kFamily == Family::kMamba2) {
+    multiply_keys(replay, m);
+    for (int64_t i = 0; i < replay.window; ++i) {
       for (int64_t h = 0; h < heads; ++h) walk_scalar(replay, m, m.heads[h], i);
-    } else {
-      for (int64_t h = 0; h < heads; ++h)
-        std::copy_n(m.q + i * m.width, m.width, m.heads[h].t + i * m.width);
-      for (int64_t j = replay.first_of_window() + i; j >= replay.replayed; j = replay.before(j)) {
-        for (int64_t h = 0; h < heads; ++h) {
-          fetch_ahead();
-          const HeadScratch& head = m.heads[h];
-          head.c[i * m.rows + j] = walk_row<kFamily>(m, head, j, head.t + i * m.width);
-        }
+    }
+    return;
+  }
+  for (int64_t i = 0; i < replay.window; ++i) {
+    m.row[i] = replay.first_of_window() + i;
+    for (int64_t h = 0; h < heads; ++h)
+      std::copy_n(m.q + i * m.width, m.width, m.heads[h].t + i * m.width);
+  }
+  for (bool walking = true; walking;) {
+    walking = false;
+    for (int64_t i = 0; i < replay.window; ++i) {
+      const int64_t j = m.row[i];
+      if (j < replay.replayed) continue;
+      walking = true;
+      if (j % 2 == 0) prefetcher.computing();
+      for (int64_t h = 0; h < heads; ++h) {
+        const HeadScratch& head = m.heads[h];
+        head.c[i * m.rows + j] = walk_row<kFamily>(m, head, j, head.t + i * m.width);
       }
+      m.row[i] = replay.before(j);
     }
   }
 }
@@ -94,10 +105,14 @@ template <class T>
 void weighted_sum(int64_t count, const float* weight, const void* const* x, int64_t size,
                   float* y) {
   using replayssm::HWY_NAMESPACE::WholeVector;
-  constexpr size_t kVecs = 4;
   size_t i = 0;
-  for (; i + kVecs * kLanes <= static_cast<size_t>(size); i += kVecs * kLanes)
-    weighted_sum_at<kVecs, T>(i, WholeVector(), count, weight, x, y);
+  const auto take = [&]<size_t kVecs>() {
+    for (; i + kVecs * kLanes <= static_cast<size_t>(size); i += kVecs * kLanes)
+      weighted_sum_at<kVecs, T>(i, WholeVector(), count, weight, x, y);
+  };
+  take.template operator()<8>();
+  take.template operator()<5>();
+  take.template operator()<4>();
   ForVectors(D(), static_cast<size_t>(size) - i,
              [&](size_t rest, auto n) { weighted_sum_at<1, T>(i + rest, n, count, weight, x, y); });
 }

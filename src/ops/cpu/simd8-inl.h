@@ -83,6 +83,19 @@ HWY_INLINE hn::Vec<Signed8<D>> Narrow(D d, hn::Vec<D> v, int8) {
   return hn::DemoteTo(Signed8<D>(), hn::NearestInt(hn::Clamp(v, hn::Neg(most), most)));
 }
 
+// The same for values that are within the range, or not numbers.
+template <class D>
+HWY_INLINE hn::Vec<Signed8<D>> NarrowWithin(D d, hn::Vec<D> v, int8) {
+  // The rounding of this sum leaves the code in the lowest byte.
+  const Bits32<D> du;
+  const auto sum = hn::BitCast(du, hn::Add(v, hn::Set(d, 0x1.8p23f)));
+  return hn::BitCast(Signed8<D>(), hn::U8FromU32(hn::And(sum, hn::Set(du, 0xffu))));
+}
+template <class D>
+HWY_INLINE hn::Vec<Signed8<D>> NarrowWithin(D d, hn::Vec<D> v, e4m3 format) {
+  return Narrow(d, v, format);
+}
+
 template <class T>
 concept EightBit = std::same_as<T, e4m3> || std::same_as<T, int8>;
 
@@ -108,12 +121,21 @@ HWY_INLINE hn::Vec<D> LoadF32N(D d, const T* p, WholeVector) {
   return LoadF32(d, p);
 }
 template <class D, EightBit T>
-HWY_INLINE void StoreF32N(hn::Vec<D> v, D d, T* p, size_t n) {
-  StoreFirst(Narrow(d, v, T()), Signed8<D>(), Codes(p), n);
+HWY_INLINE void StoreCodes(hn::Vec<Signed8<D>> codes, D, T* p, size_t n) {
+  StoreFirst(codes, Signed8<D>(), Codes(p), n);
 }
 template <class D, EightBit T>
-HWY_INLINE void StoreF32N(hn::Vec<D> v, D d, T* p, WholeVector) {
-  hn::StoreU(Narrow(d, v, T()), Signed8<D>(), Codes(p));
+HWY_INLINE void StoreCodes(hn::Vec<Signed8<D>> codes, D, T* p, WholeVector) {
+  hn::StoreU(codes, Signed8<D>(), Codes(p));
+}
+template <class D, EightBit T, class N>
+HWY_INLINE void StoreF32N(hn::Vec<D> v, D d, T* p, N n) {
+  StoreCodes(Narrow(d, v, T()), d, p, n);
+}
+// Of values that NarrowWithin takes.
+template <class D, EightBit T, class N>
+HWY_INLINE void StoreWithinF32N(hn::Vec<D> v, D d, T* p, N n) {
+  StoreCodes(NarrowWithin(d, v, T()), d, p, n);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -59,7 +59,7 @@ HWY_INLINE void snapshot_rows(const Snapshots<StateT>& s, const StepScratch& m,
   Row<kVecs> rows[kRows];
   const StateT* from = s.from + row * state_dim;
   for (size_t r = 0; r < kRows; ++r) load_row(from + r * state_dim, width, rows[r]);
-  prefetcher.reading(from, 2 * kRows * state_dim * sizeof(StateT));
+  prefetcher.reading(from, kRows * state_dim * sizeof(StateT));
   for (int64_t j = 0; j < s.tokens; ++j) {
     update_rows<kFamily, kVecs, kRows>(decays<kFamily>(m, head, j), head.b[j],
                                        head.v + j * m.height + row, m.k + j * m.width, width, rows);
@@ -136,15 +136,12 @@ class SnapshotBlock {
 
   void gather_keys(int64_t i) {
     const int64_t size = p_.shape.state_dim, offset = block_.key_head * size;
-    float *k = m_.k + i * m_.width, *q = m_.q + i * m_.width;
-    to_padded_floats(static_cast<const ActT*>(p_.k) + (first_ + i) * p_.k_stride + offset, size,
-                     m_.width, k);
-    to_padded_floats(static_cast<const ActT*>(p_.q) + (first_ + i) * p_.q_stride + offset, size,
-                     m_.width, q);
-    if constexpr (is_delta(kFamily)) {
-      l2_normalise(m_.width, 1.0f, k);
-      l2_normalise(m_.width, 1.0f / std::sqrt(static_cast<float>(size)), q);
-    }
+    gather_key(is_delta(kFamily),
+               static_cast<const ActT*>(p_.k) + (first_ + i) * p_.k_stride + offset, size, m_.width,
+               m_.k + i * m_.width);
+    gather_query(is_delta(kFamily),
+                 static_cast<const ActT*>(p_.q) + (first_ + i) * p_.q_stride + offset, size,
+                 m_.width, m_.q + i * m_.width);
   }
 
   void gather_values(int64_t i, int64_t head, const HeadScratch& scratch) {

@@ -7,7 +7,6 @@
 #define REPLAYSSM_OPS_CPU_STATE_WRITER_INL_H_
 #endif
 
-#include <bit>
 #include <cstring>
 
 #include "core/dispatch.h"
@@ -18,54 +17,68 @@ HWY_BEFORE_NAMESPACE();
 namespace replayssm::cpu {
 namespace HWY_NAMESPACE {
 
-// The scale of an 8-bit row; NaN where the row has one. `row`: scratch memory.
+// y = `count` floats in scratch memory, zero up to a whole vector.
 template <class T>
-float row_scale(const float* row, int64_t count) {
-  // As integers, magnitudes are ordered like numbers and NaN is above all.
-  const hn::RebindToSigned<D> di;
-  auto largest = hn::Zero(di);
-  for (int64_t i = 0; i < count; i += kLanes)
-    largest = hn::Max(largest, hn::BitCast(di, hn::Abs(hn::Load(D(), row + i))));
-  return std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, largest))) /
-         dtype_max_8bit(dtype_of<T>());
+HWY_INLINE void store_floats(const float* x, int64_t count, T* y) {
+  ForVectors(D(), static_cast<size_t>(count),
+             [&](size_t i, auto n) { StoreF32N(hn::Load(D(), x + i), D(), y + i, n); });
 }
 
-// Divides by one number: x / divisor for quotients that are about to be rounded to few bits. Where
-// the machine has fused products, by its reciprocal and one correction, which is exact at the
-// middles between codes.
-class Divider {
- public:
-  explicit Divider(float divisor)
-      : divisor_(hn::Set(D(), divisor)), reciprocal_(hn::Set(D(), 1.0f / divisor)) {}
-  HWY_INLINE V operator()(V x) const {
-#if HWY_NATIVE_FMA
-    const auto quotient = hn::Mul(x, reciprocal_);
-    return hn::MulAdd(hn::NegMulAdd(quotient, divisor_, x), reciprocal_, quotient);
-#else
-    return hn::Div(x, divisor_);
-#endif
+// The scales of kRows 8-bit rows, as `dots` returns them; NaN where a row has one. `rows`: scratch
+// memory, `stride` apart.
+template <class T, size_t kRows>
+HWY_INLINE V row_scales(const float* rows, int64_t stride, int64_t count) {
+  const D d;
+  // As integers, magnitudes are ordered like numbers and NaN is above all.
+  const hn::RebindToSigned<D> di;
+  const auto larger = [&](V x, V y) {
+    return hn::BitCast(d, hn::Max(hn::BitCast(di, x), hn::BitCast(di, y)));
+  };
+  V largest[kRows];
+  for (size_t r = 0; r < kRows; ++r) largest[r] = hn::Zero(d);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    for (size_t r = 0; r < kRows; ++r)
+      largest[r] = larger(largest[r], hn::Abs(hn::Load(d, rows + r * stride + i)));
   }
+  const auto all =
+      reduce_lanes(larger, largest[0], largest[1 % kRows], largest[2 % kRows], largest[3 % kRows]);
+  return hn::Div(all, hn::Set(d, dtype_max_8bit(dtype_of<T>())));
+}
 
- private:
-  V divisor_, reciprocal_;
-};
+// x / divisor for quotients that are about to be rounded to few bits. Where the machine has fused
+// products, by the reciprocal and one correction, which is exact at the middles between codes.
+HWY_INLINE V divide(V x, V divisor, V reciprocal) {
+#if HWY_NATIVE_FMA
+  const auto quotient = hn::Mul(x, reciprocal);
+  return hn::MulAdd(hn::NegMulAdd(quotient, divisor, x), reciprocal, quotient);
+#else
+  (void)reciprocal;
+  return hn::Div(x, divisor);
+#endif
+}
 
-// `row`: `count` floats in scratch memory, zero up to a whole vector.
-template <class T>
-void store_copy_row(const float* row, int64_t count, T* copy, float* scale) {
+// `rows`: kRows rows of `count` floats in scratch memory, `stride` apart, zero up to a whole
+// vector.
+template <class T, size_t kRows>
+HWY_INLINE void store_copy_rows(const float* rows, int64_t stride, int64_t count, T* copy,
+                                float* scale) {
   const D d;
   if constexpr (sizeof(T) == 1) {
-    *scale = row_scale<T>(row, count);
-    if (*scale == 0) {
-      std::memset(copy, 0, static_cast<size_t>(count));
-      return;
-    }
-    const Divider divide(*scale);
-    ForVectors(d, static_cast<size_t>(count),
-               [&](size_t i, auto n) { StoreF32N(divide(hn::Load(d, row + i)), d, copy + i, n); });
+    const auto scales = row_scales<T, kRows>(rows, stride, count);
+    store_lanes<kRows>(scales, scale);
+    // What is divided by a scale of zero is too small for any code but zero.
+    const auto divisors = hn::IfThenElse(hn::Eq(scales, hn::Zero(d)), hn::Set(d, 1.0f), scales);
+    V divisor[kRows], reciprocal[kRows];
+    spread_lanes<kRows>(divisors, divisor);
+    spread_lanes<kRows>(hn::Div(hn::Set(d, 1.0f), divisors), reciprocal);
+    ForVectors(d, static_cast<size_t>(count), [&](size_t i, auto n) {
+      for (size_t r = 0; r < kRows; ++r) {
+        const auto x = hn::Load(d, rows + r * stride + i);
+        StoreWithinF32N(divide(x, divisor[r], reciprocal[r]), d, copy + r * count + i, n);
+      }
+    });
   } else {
-    ForVectors(d, static_cast<size_t>(count),
-               [&](size_t i, auto n) { StoreF32N(hn::Load(d, row + i), d, copy + i, n); });
+    for (size_t r = 0; r < kRows; ++r) store_floats(rows + r * stride, count, copy + r * count);
   }
 }
 
@@ -85,7 +98,12 @@ class HeadWriter {
   // Rows [row, row + count) of the head, `stride` apart in scratch memory, each zero up to a whole
   // vector.
   void write(int64_t row, int64_t count, const float* rows, int64_t stride) const {
-    for (int64_t r = 0; r < count; ++r) write_row(row + r, rows + r * stride);
+    for (int64_t r = 0; r < count; ++r) write_checkpoint(row + r, rows + r * stride);
+    if (p_.state.read_copy.data == nullptr) return;
+    int64_t r = 0;
+    for (; r + kDotRows <= count; r += kDotRows)
+      write_copy<kDotRows>(row + r, rows + r * stride, stride);
+    for (; r < count; ++r) write_copy<1>(row + r, rows + r * stride, stride);
   }
 
  private:
@@ -93,27 +111,34 @@ class HeadWriter {
     return p_.rounding.seed != nullptr && p_.state.checkpoint_dtype != DType::kFloat32;
   }
 
-  void write_row(int64_t row, const float* values) const {
+  // The place of a row among those of all slots.
+  int64_t place(int64_t row) const {
+    return (target_ * p_.shape.heads + head_) * p_.shape.head_dim + row;
+  }
+
+  void write_checkpoint(int64_t row, const float* values) const {
     const int64_t size = p_.shape.state_dim;
-    const int64_t of_slot = head_ * p_.shape.head_dim + row;
-    const int64_t at = target_ * p_.shape.heads * p_.shape.head_dim + of_slot;
     dispatch_float(p_.state.checkpoint_dtype, [&]<class StateT>() {
-      StateT* to = static_cast<StateT*>(p_.state.checkpoint) + at * size;
+      StateT* to = static_cast<StateT*>(p_.state.checkpoint) + place(row) * size;
       if constexpr (sizeof(StateT) == 2) {
         if (rounds_stochastically()) {
-          const RowBits random(p_.rounding.seed[slot_], counter_, p_.rounding.stream, of_slot,
-                               size);
+          const RowBits random(p_.rounding.seed[slot_], counter_, p_.rounding.stream,
+                               head_ * p_.shape.head_dim + row, size);
           return store_stochastic(values, size, random, to);
         }
       }
-      ForVectors(D(), static_cast<size_t>(size),
-                 [&](size_t i, auto n) { StoreF32N(hn::Load(D(), values + i), D(), to + i, n); });
+      store_floats(values, size, to);
     });
+  }
+
+  template <size_t kRows>
+  void write_copy(int64_t row, const float* rows, int64_t stride) const {
     const ReadCopy& copy = p_.state.read_copy;
-    if (copy.data == nullptr) return;
+    const int64_t size = p_.shape.state_dim, at = place(row);
     dispatch_storage(copy.dtype, [&]<class CopyT>() {
       float* const scale = sizeof(CopyT) == 1 ? copy.scale + at : nullptr;
-      store_copy_row(values, size, static_cast<CopyT*>(copy.data) + at * size, scale);
+      store_copy_rows<CopyT, kRows>(rows, stride, size, static_cast<CopyT*>(copy.data) + at * size,
+                                    scale);
     });
   }
 

@@ -16,6 +16,7 @@
 #include "ops/cuda/activations.cuh"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fast_divide.h"
+#include "ops/cuda/sequence_plan.cuh"
 #include "ops/cuda/vector_width.h"
 #include "replay/cursor.h"
 
@@ -82,10 +83,10 @@ class ConvColumn {
     if (p.bias) load_constants<kVec>(p.bias + channel, bias_);
   }
 
-  // A piece of the window of sequence s.
+  // A piece of the window of the s-th sequence.
   __device__ void run(int64_t s, int piece, bool last_piece) const {
     Place w = place(s);
-    if (w.slot >= 0) w.counter = counter(w.slot);
+    count_from(w);
     run(w, piece, last_piece);
   }
 
@@ -100,7 +101,7 @@ class ConvColumn {
       if (u < count) w[u] = place(first + u);
 #pragma unroll
     for (int u = 0; u < kSequences; ++u)
-      if (w[u].slot >= 0) w[u].counter = counter(w[u].slot);
+      count_from(w[u]);
 #pragma unroll
     for (int u = 0; u < kSequences; ++u)
 #pragma unroll
@@ -132,13 +133,19 @@ class ConvColumn {
   static constexpr int kLast = kTaps - 1;
   static constexpr int kBatch = kVec * sizeof(X) <= 16 ? 8 : 4;  // tokens on their way
 
+  // As the plan has it where there is one, counter and all.
   __device__ Place place(int64_t s) const {
+    if (p_.batch.plan) {
+      const SequencePlan plan = planned_sequence(p_.batch, s);
+      return {plan.token, plan.window, plan.slot, plan.conv_first};
+    }
     const int begin = p_.batch.query_start[s];
     return {begin, p_.batch.query_start[s + 1] - begin, p_.batch.slot[s]};
   }
-  __device__ int counter(int slot) const {
-    const Cursor& cursor = p_.batch.cursors[slot];
-    return static_cast<int>(launch_.rows.modulo64(cursor.ring_start + cursor.ring_count));
+  __device__ void count_from(Place& w) const {
+    if (p_.batch.plan || w.slot < 0) return;
+    const Cursor& cursor = p_.batch.cursors[w.slot];
+    w.counter = static_cast<int>(launch_.rows.modulo64(cursor.ring_start + cursor.ring_count));
   }
 
   __device__ void run(const Place& w, int piece, bool last_piece) const {
@@ -287,10 +294,10 @@ void launch_conv(const ConvParams& p, int64_t longest_window, cudaStream_t strea
   launch.rows = FastDivide(
       static_cast<uint32_t>(conv_rows(p.batch.ring.conv_kernel, p.batch.ring.max_window)));
   launch.missing = kTaps - p.batch.ring.conv_kernel;
-  // As many as still leave every multiprocessor blocks enough.
+  // As many as still fill the multiprocessors.
   if (kSingle) {
     launch.per_block = static_cast<int>(std::clamp<int64_t>(
-        tiles() * p.batch.sequences / (4 * wave), 1, ConvColumn<T, X, kVec, kTaps>::kSequences));
+        tiles() * p.batch.sequences / (3 * wave), 1, ConvColumn<T, X, kVec, kTaps>::kSequences));
   }
   const dim3 grid(
       static_cast<unsigned>((p.batch.sequences + launch.per_block - 1) / launch.per_block),

@@ -1,9 +1,7 @@
 // How calls are cut into blocks: pure functions of shape and device.
 #pragma once
 
-#include <optional>
 #include <string>
-#include <string_view>
 
 #include "ops/cuda/step_layout.h"
 
@@ -24,16 +22,19 @@ struct StepDescription {
   RingConfig ring;
   StepTypes types;
   int64_t sequences = 0;
+  bool replays = true;  // not the conventional route
 };
 
 StepDescription describe(const RecurrentStepParams& params);
+
+// Whether the step kernel can be cut so.
+bool cuts(const RecurrentShape& shape, const LaunchConfig& config);
 
 // What was measured to be best (launch_table.inc), else what the rule says.
 LaunchConfig choose_launch(const StepDescription& step, const Device& device);
 LaunchConfig launch_by_rule(const StepDescription& step, const Device& device);
 
-// "heads=2 slices=1 warps=4", and back. Nothing where the text names what a launch does not have.
+// "heads=2 slices=1 warps=4".
 std::string to_string(const LaunchConfig& config);
-std::optional<LaunchConfig> parse_launch(std::string_view text);
 
 }  // namespace replayssm::cuda

@@ -25,7 +25,7 @@ std::span<const TunedLaunch> launch_table() { return {kTable.begin(), kTable.siz
 const TunedLaunch* find_tuned(std::span<const TunedLaunch> table, const StepDescription& step,
                               const Device& device) {
   const TunedLaunch* best = nullptr;
-  double best_ratio = 2;
+  double best_ratio = 1.5;
   for (const TunedLaunch& each : table) {
     if (each.multiprocessors != device.multiprocessors || !is_same(each.shape, step.shape) ||
         !is_same(each.types, step.types) || each.max_window != step.ring.max_window)

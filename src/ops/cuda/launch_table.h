@@ -2,7 +2,6 @@
 #pragma once
 
 #include <span>
-#include <string_view>
 
 #include "ops/cuda/launch.h"
 
@@ -14,14 +13,14 @@ struct TunedLaunch {
   StepTypes types;
   int32_t max_window;
   int64_t sequences;
-  std::string_view config;  // as to_string spells it
+  LaunchConfig config;
 };
 
 // launch_table.inc, which `op_cuda --tune` writes.
 std::span<const TunedLaunch> launch_table();
 
 // The one measured for this device, shape, types and window with the nearest number of sequences,
-// at most twice or half as many; null: there is none.
+// at most 1.5 times more or fewer; null: there is none.
 const TunedLaunch* find_tuned(std::span<const TunedLaunch> table, const StepDescription& step,
                               const Device& device);
 

@@ -1,5 +1,6 @@
 #include "ops/cuda/layer.h"
 
+#include "core/check.h"
 #include "ops/check_params.h"
 #include "ops/cuda/conv.h"
 #include "ops/cuda/gates.h"
@@ -79,6 +80,8 @@ int64_t layer_workspace_bytes(const LayerStepParams& params) {
 void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& config,
                 cudaStream_t stream) {
   check_params(p, 16);
+  REPLAYSSM_CHECK(p.batch.ring.conv_kernel == kFusedTaps, "convolution of ",
+                  p.batch.ring.conv_kernel, " taps in a fused step");
   const LayerWorkspace w(p, workspace);
   if (p.batch.sequences == 0 || p.tokens == 0) return;
   StepLaunch launch;

@@ -20,7 +20,7 @@ int64_t layer_workspace_bytes(const LayerStepParams& params);
 // than four taps, or a step that the step kernel does not take, has a launch for each op.
 void layer_step(const LayerStepParams& params, void* workspace, const Device& device,
                 cudaStream_t stream);
-// The step kernel, cut into blocks as `config` says.
+// The step kernel, cut into blocks as `config` says. A convolution has four taps.
 void layer_step(const LayerStepParams& params, void* workspace, const LaunchConfig& config,
                 cudaStream_t stream);
 

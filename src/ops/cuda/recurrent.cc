@@ -1,7 +1,5 @@
 #include "ops/cuda/recurrent.h"
 
-#include <bit>
-
 #include "core/check.h"
 #include "ops/cuda/general_step.h"
 #include "ops/cuda/step_instances.h"
@@ -93,11 +91,8 @@ void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaun
               cudaStream_t stream) {
   check_step(p);
   const auto& s = p.shape;
-  REPLAYSSM_CHECK(s.heads / s.key_heads % config.heads == 0 &&
-                      s.head_dim % (config.slices * kPassRows) == 0 &&
-                      (config.heads == 1 || config.slices == 1) &&
-                      std::has_single_bit(unsigned(config.warps)) && config.warps <= kMaxWarps,
-                  to_string(config), " does not cut ", s.heads, " heads of ", s.head_dim, " rows");
+  REPLAYSSM_CHECK(cuts(s, config), to_string(config), " does not cut ", s.heads, " heads of ",
+                  s.head_dim, " rows");
   if (p.batch.sequences == 0) return;
   launch.config = config;
   launch.layout = step_layout(s, p.batch.ring, describe(p).types, config);

@@ -5,6 +5,7 @@
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/reduce.cuh"
+#include "ops/cuda/sequence_plan.cuh"
 #include "ops/cuda/step_launch.h"
 
 namespace replayssm::cuda {
@@ -48,16 +49,10 @@ __device__ inline Cursor current_cursor(const Cursor* cursor) {
   return c;
 }
 
-// Of the sequence that this block takes. Its plan may have been written just now.
+// Of the sequence that this block takes.
 __device__ inline SequencePlan sequence_plan(const RecurrentStepParams& p,
                                              const StepLaunch& launch) {
-  if (p.batch.plan) {
-    uint4 words[2];
-    const auto* const from = reinterpret_cast<const uint4*>(p.batch.plan + blockIdx.y);
-    words[0] = __ldcg(from);
-    words[1] = __ldcg(from + 1);
-    return *reinterpret_cast<const SequencePlan*>(words);
-  }
+  if (p.batch.plan) return planned_sequence(p.batch, blockIdx.y);
   const int s = static_cast<int>(blockIdx.y);
   SequencePlan plan{.sequence = s, .slot = p.batch.slot[s]};
   if (!launch.fold_all) {

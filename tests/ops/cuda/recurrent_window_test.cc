@@ -152,6 +152,7 @@ TEST_P(CudaWindow, RaggedNeighboursOrderAndLaunchChangeNoBit) {
 TEST_P(CudaWindow, AnyRingStartGivesTheSameOutputs) {
   REQUIRE_DEVICE();
   const Case c = GetParam();
+  if (c.rounding) return;  // its random bits depend on the position
   const auto in = random_inputs(c, 21, 4);
   for (const Route route : kReplayRoutes) {
     std::vector<float> first;
