@@ -5,6 +5,7 @@
 // chosen.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -37,16 +38,26 @@ struct Draft {
   }
 };
 
-// How much of a request's drafts was accepted lately.
-struct Acceptance {
-  double rate = 0.6;  // of the tokens whose predecessors were accepted
-  int64_t idle = 0;   // passes since a draft was wanted
+// How much of drafts was accepted lately: of the tokens whose predecessors were.
+class Acceptance {
+ public:
+  // `memory`: about so many of these tokens count.
+  explicit Acceptance(double memory = 20) : keep_(1 - 1 / memory) {}
 
   void add(int64_t accepted, int64_t drafted) {
-    constexpr double kWeight = 0.1;
-    for (int64_t i = 0; i < accepted; ++i) rate += kWeight * (1 - rate);
-    if (accepted < drafted) rate -= kWeight * rate;
+    for (int64_t i = 0; i < std::min(accepted + 1, drafted); ++i) {
+      tried_ = keep_ * tried_ + 1;
+      accepted_ = keep_ * accepted_ + (i < accepted ? 1 : 0);
+    }
   }
+  // The probability that the next one is; `typical` where little is known.
+  double rate(double typical) const {
+    constexpr double kDoubt = 2;  // tokens that it counts for
+    return (accepted_ + kDoubt * typical) / (tried_ + kDoubt);
+  }
+
+ private:
+  double keep_, accepted_ = 0, tried_ = 0;
 };
 
 // What the last pass has computed of a sequence, and the draft that is wanted behind it.

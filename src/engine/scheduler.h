@@ -46,6 +46,7 @@ struct Sequence {
   std::optional<SwappedState> swapped;
   Draft draft;  // that the next step verifies
   Acceptance acceptance;
+  int64_t undrafted = 0;  // passes since a draft was wanted
   int32_t snapshot = -1;  // Batch::source
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }

@@ -85,10 +85,10 @@ std::vector<DraftRequest> Speculation::awake(std::span<const DraftRequest> reque
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& request = requests[i];
     const bool tries = depths_.trying(std::ssize(requests)) == static_cast<int64_t>(i);
-    Acceptance& acceptance = request.sequence->acceptance;
+    int64_t& undrafted = request.sequence->undrafted;
     const bool idle = request.depth == 0 && !request.sequence->prefilling;
-    acceptance.idle = idle ? acceptance.idle + 1 : 0;
-    if (tries || acceptance.idle < kLongest) awake.push_back(request);
+    undrafted = idle ? undrafted + 1 : 0;
+    if (tries || undrafted < kLongest) awake.push_back(request);
   }
   return awake;
 }
@@ -151,7 +151,7 @@ void Speculation::count(Sequence& sequence, int64_t kept) {
   const Draft& draft = sequence.draft;
   stats_.drafted_tokens += draft.size();
   const int64_t depth = draft.size() > 0 ? std::ranges::max(draft.depths()) : 0;
-  sequence.acceptance.add(std::min(kept - 1, depth), depth);
+  depths_.count(sequence.acceptance, std::min(kept - 1, depth), depth);
   for (int64_t i = 0; i < depth; ++i) {
     ++stats_.proposed[i];
     stats_.accepted[i] += i + 1 < kept;
