@@ -34,10 +34,10 @@ void decode_int8(const int8* codes, size_t count, float* y) { decode(codes, coun
 void encode_e4m3(const float* x, size_t count, e4m3* codes) { encode(x, count, codes); }
 void encode_int8(const float* x, size_t count, int8* codes) { encode(x, count, codes); }
 void copy_e4m3(const float* row, int64_t count, e4m3* copy, float* scale) {
-  store_copy_row(row, count, copy, scale);
+  store_copy_rows<e4m3, 1>(row, count, count, copy, scale);
 }
 void copy_int8(const float* row, int64_t count, int8* copy, float* scale) {
-  store_copy_row(row, count, copy, scale);
+  store_copy_rows<int8, 1>(row, count, count, copy, scale);
 }
 void round_bf16(const float* row, int64_t count, uint64_t seed, int64_t at, bf16* y) {
   store_stochastic(row, count, RowBits(seed, at, 7, 3, count), y);

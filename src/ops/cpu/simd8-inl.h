@@ -128,8 +128,12 @@ template <class D, EightBit T>
 HWY_INLINE void StoreCodes(hn::Vec<Signed8<D>> codes, D, T* p, WholeVector) {
   hn::StoreU(codes, Signed8<D>(), Codes(p));
 }
-template <class D, EightBit T, class N>
-HWY_INLINE void StoreF32N(hn::Vec<D> v, D d, T* p, N n) {
+template <class D, EightBit T>
+HWY_INLINE void StoreF32N(hn::Vec<D> v, D d, T* p, size_t n) {
+  StoreCodes(Narrow(d, v, T()), d, p, n);
+}
+template <class D, EightBit T>
+HWY_INLINE void StoreF32N(hn::Vec<D> v, D d, T* p, WholeVector n) {
   StoreCodes(Narrow(d, v, T()), d, p, n);
 }
 // Of values that NarrowWithin takes.
