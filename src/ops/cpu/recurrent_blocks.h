@@ -131,8 +131,8 @@ struct HeadScratch {
   float* c;      // [window, rows]
 };
 
-// Most rows of a state that are computed together.
-inline constexpr int64_t kMostRows = 8;
+// Most rows of a state that run through registers together.
+inline constexpr int64_t kMostRows = 4;
 
 // Scratch of one thread for recurrent_step.
 struct StepScratch {
