@@ -240,15 +240,8 @@ TEST(Behind, DropsOnlyTheRequestWhoseLogitsAreNaN) {
   Engine engine(model, nullptr, {.max_num_seqs = 2});
   engine.add(bad);
   const int64_t id = engine.add(good);
-  Outputs outputs;
   std::string message;
-  while (!engine.idle()) {
-    try {
-      for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
-    } catch (const Error& error) {
-      message = error.what();
-    }
-  }
+  Outputs outputs = run(engine, message);
   EXPECT_THAT(message, HasSubstr("request 0, position"));
   EXPECT_EQ(outputs.at(id), expected);
   EXPECT_GT(model.overlapped, 20);

@@ -228,15 +228,8 @@ TEST(Engine, DropsOnlyTheRequestWhoseLogitsAreNaN) {
   ASSERT_GE(model.nan_after, 0);
   engine.add(bad);
   const int64_t id = engine.add(good);
-  Outputs outputs;
   std::string message;
-  while (!engine.idle()) {
-    try {
-      for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
-    } catch (const Error& error) {
-      message = error.what();
-    }
-  }
+  Outputs outputs = run(engine, message);
   EXPECT_THAT(message, HasSubstr("request 0, position"));
   EXPECT_THAT(message, HasSubstr("NaN"));
   EXPECT_EQ(outputs.at(id), expected);

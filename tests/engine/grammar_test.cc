@@ -6,16 +6,12 @@
 #include <string>
 
 #include "core/philox.h"
+#include "engine/admits.h"
 
 namespace replayssm {
 namespace {
 
-bool admits(const Grammar& grammar, std::string_view text) {
-  GrammarStates states(grammar);
-  auto state = states.begin();
-  for (const char byte : text) state = states.advance(state, static_cast<unsigned char>(byte));
-  return GrammarStates::may_end(state);
-}
+using testing::admits;
 
 // Brackets within brackets around x, by as many alternatives that say the same.
 Grammar nested(int alternatives) {

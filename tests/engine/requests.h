@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
+#include "core/check.h"
 #include "engine/engine.h"
 #include "engine/fake_model.h"
 
@@ -51,6 +53,20 @@ inline Outputs run(Engine& engine) {
   while (!engine.idle()) {
     for (const RequestOutput& output : engine.step()) {
       outputs[output.request].push_back(output.token.id);
+    }
+  }
+  return outputs;
+}
+
+// Goes on behind errors; the last one's message is left in `error`.
+inline Outputs run(Engine& engine, std::string& error) {
+  Outputs outputs;
+  while (!engine.idle()) {
+    try {
+      for (const RequestOutput& output : engine.step())
+        outputs[output.request].push_back(output.token.id);
+    } catch (const Error& caught) {
+      error = caught.what();
     }
   }
   return outputs;

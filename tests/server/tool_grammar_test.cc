@@ -6,17 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "engine/admits.h"
 #include "server/api_error.h"
 
 namespace replayssm::server {
 namespace {
 
-bool admits(const Grammar& grammar, std::string_view text) {
-  GrammarStates states(grammar);
-  auto state = states.begin();
-  for (const char byte : text) state = states.advance(state, static_cast<unsigned char>(byte));
-  return GrammarStates::may_end(state);
-}
+using testing::admits;
 
 Json tool(const char* name, const char* parameters, bool strict = false) {
   Json function = {{"name", name}, {"strict", strict}};
