@@ -23,6 +23,13 @@ int64_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
 }
 
+// The address sanitizer does for a while.
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kKeepsWhatIsFreed = true;
+#else
+constexpr bool kKeepsWhatIsFreed = false;
+#endif
+
 int64_t resident_pages() {
   std::FILE* const file = std::fopen("/proc/self/statm", "r");
   int64_t size = 0, resident = 0;
@@ -182,7 +189,9 @@ TEST_F(LoadTest, EveryAnswerIsThatOfTheRequestAloneAndNothingIsLeft) {
   for (const char* name : {"preemptions", "swaps", "cached_tokens", "folds", "prefix_evictions"})
     EXPECT_GT(number_of(metrics, std::string("replayssm_") + name + "_total"), 0) << name;
   EXPECT_LE(open_descriptors(), descriptors + 2);  // a connection that is just being closed
-  EXPECT_LT(resident_pages(), pages + 1024);
+  if (!kKeepsWhatIsFreed) {
+    EXPECT_LT(resident_pages(), pages + 1024);
+  }
 }
 
 }  // namespace
