@@ -7,6 +7,7 @@
 #include "cli/line_plot.h"
 
 namespace replayssm::cli {
+
 std::array<std::pair<const char*, double>, 8> stage_list(const StageTimes& times) {
   return {{{"embed", times.embed},
            {"norm", times.norm},

@@ -58,9 +58,8 @@ class DepthControl {
   }
 
  private:
-  static constexpr int64_t kTenure =
-      256;  // passes of which the same request tries in the first few
-  static constexpr int64_t kTries = 64;
+  // Of so many passes the same request tries in the first few.
+  static constexpr int64_t kTenure = 256, kTries = 64;
   static constexpr double kMemory = 64;  // tokens
 
   struct Costs {

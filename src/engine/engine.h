@@ -32,7 +32,6 @@ struct EngineOptions {
   int64_t prefix_cache_bytes = 0;   // for states of prompts' prefixes; 0 = prefixes are not kept
   int64_t prefix_interval = 256;    // tokens between them, a multiple of kPrefillChunk
   int64_t swap_bytes = 0;           // on the host, for states of preempted requests
-  bool prepare = true;              // steps are made ready before the first one
   std::optional<SpeculativeConfig> speculative{};
   Model* draft_model = nullptr;  // of method draft_model; on the same device
 };

@@ -53,10 +53,8 @@ struct Engine::Impl {
                   paged ? &kv : nullptr, prefixes.get()),
         tokens(options.max_num_seqs * options.ring.max_window) {
     if (options.speculative) speculation.emplace(model, options, plan, [this] { return state(); });
-    if (options.prepare) {
-      model.prepare(state(), options.max_num_seqs, options.ring.max_window,
-                    speculation ? speculation->keep_hidden() : KeepHidden::kNone);
-    }
+    model.prepare(state(), options.max_num_seqs, options.ring.max_window,
+                  speculation ? speculation->keep_hidden() : KeepHidden::kNone);
   }
   ~Impl() { abandon(); }
 

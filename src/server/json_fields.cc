@@ -13,8 +13,8 @@ namespace {
 constexpr int64_t kDeepest = 64;
 constexpr int64_t kMostMembers = 1024;  // of an object, which is searched from end to end
 
-// Why a text is not to be parsed, whether it is JSON or not; null where nothing is against it.
-const char* obstacle(std::string_view text) {
+// Why a text is not to be parsed, whether it is JSON or not; empty where nothing is against it.
+std::string obstacle(std::string_view text) {
   std::vector<int64_t> commas;  // of each bracket that is open; of lists they do not count
   bool in_text = false;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -25,17 +25,17 @@ const char* obstacle(std::string_view text) {
     } else if (c == '"') {
       in_text = true;
     } else if (c == '[' || c == '{') {
-      if (std::ssize(commas) == kDeepest) return "nested at most 64 deep";
+      if (std::ssize(commas) == kDeepest) return concat("nested at most ", kDeepest, " deep");
       commas.push_back(c == '{' ? 0 : std::numeric_limits<int64_t>::min());
     } else if (commas.empty()) {
       continue;
     } else if (c == ',' && ++commas.back() == kMostMembers) {
-      return "of objects with at most 1024 members";
+      return concat("of objects with at most ", kMostMembers, " members");
     } else if (c == ']' || c == '}') {
       commas.pop_back();
     }
   }
-  return nullptr;
+  return {};
 }
 
 // The whole number that a JSON number is; none where it has a fraction or cannot be told exactly.
@@ -63,7 +63,8 @@ std::string shown(const Json& value) {
 }  // namespace
 
 Json parse_body(std::string_view body) {
-  if (const char* what = obstacle(body)) throw ApiError(400, concat("body: expected JSON ", what));
+  if (const std::string what = obstacle(body); !what.empty())
+    throw ApiError(400, "body: expected JSON " + what);
   try {
     Json value = Json::parse(body);
     if (!value.is_object()) throw ApiError(400, "body: expected a JSON object");
@@ -76,7 +77,8 @@ Json parse_body(std::string_view body) {
 }
 
 Json parse_embedded(std::string_view text) {
-  return obstacle(text) ? Json(Json::value_t::discarded) : Json::parse(text, nullptr, false);
+  return obstacle(text).empty() ? Json::parse(text, nullptr, false)
+                                : Json(Json::value_t::discarded);
 }
 
 std::string to_text(const Json& value) {

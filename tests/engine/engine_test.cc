@@ -9,13 +9,14 @@
 #include <tuple>
 
 #include "core/check.h"
-#include "core/philox.h"
 #include "engine/fake_model.h"
 #include "engine/requests.h"
 
 namespace replayssm {
 namespace {
 
+using testing::cancel_any;
+using testing::Dice;
 using testing::expect_all_returned;
 using testing::expected_output;
 using testing::FakeModel;
@@ -71,11 +72,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, EngineTokens,
 // Requests come and go at random, with pools of random sizes.
 TEST(Engine, KeepsRequestsApartUnderRandomTraffic) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
-    int64_t drawn = 0;
-    const auto random = [&](int64_t low, int64_t high) {
-      return low +
-             static_cast<int64_t>(uniform(seed, drawn++) * static_cast<double>(high - low + 1));
-    };
+    Dice random(seed);
     FakeModel model;
     EngineOptions options{.route = static_cast<Route>(random(0, 2))};
     options.ring.buffer_len = static_cast<int32_t>(random(1, 20));
@@ -91,9 +88,7 @@ TEST(Engine, KeepsRequestsApartUnderRandomTraffic) {
         requests[engine.add(request)] = request;
       }
       if (!requests.empty() && random(0, 40) == 0) {
-        const auto cancelled = std::next(requests.begin(), random(0, std::ssize(requests) - 1));
-        engine.cancel(cancelled->first);
-        requests.erase(cancelled);
+        cancel_any(engine, requests, random);
       }
       for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
     }

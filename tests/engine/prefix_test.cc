@@ -6,12 +6,13 @@
 #include <iterator>
 
 #include "core/check.h"
-#include "core/philox.h"
 #include "engine/requests.h"
 
 namespace replayssm {
 namespace {
 
+using testing::cancel_any;
+using testing::Dice;
 using testing::expect_all_returned;
 using testing::expected_output;
 using testing::FakeModel;
@@ -206,11 +207,7 @@ TEST(Priorities, GoBeforeTheTimeOfArrival) {
 TEST(PrefixCache, ChangesNothingUnderRandomTraffic) {
   int64_t hits = 0, swaps = 0, evicted = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    int64_t drawn = 0;
-    const auto random = [&](int64_t low, int64_t high) {
-      return low +
-             static_cast<int64_t>(uniform(seed, drawn++) * static_cast<double>(high - low + 1));
-    };
+    Dice random(seed);
     FakeModel model(64, 320, random(0, 3) > 0);
     EngineOptions options = with_cache(random(1, 12) * 1280);
     options.prefix_interval = kPrefillChunk * random(1, 2);
@@ -230,9 +227,7 @@ TEST(PrefixCache, ChangesNothingUnderRandomTraffic) {
         requests[engine.add(request)] = request;
       }
       if (!requests.empty() && random(0, 40) == 0) {
-        const auto cancelled = std::next(requests.begin(), random(0, std::ssize(requests) - 1));
-        engine.cancel(cancelled->first);
-        requests.erase(cancelled);
+        cancel_any(engine, requests, random);
       }
       if (random(0, 60) == 0) engine.set_route(static_cast<Route>(random(0, 2)));
       for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);

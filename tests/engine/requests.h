@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "core/check.h"
+#include "core/philox.h"
 #include "engine/engine.h"
 #include "engine/fake_model.h"
 
@@ -70,6 +72,27 @@ inline Outputs run(Engine& engine, std::string& error) {
     }
   }
   return outputs;
+}
+
+// Draws whole numbers evenly.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : seed_(seed) {}
+  int64_t operator()(int64_t low, int64_t high) {
+    return low +
+           static_cast<int64_t>(uniform(seed_, drawn_++) * static_cast<double>(high - low + 1));
+  }
+
+ private:
+  uint64_t seed_;
+  int64_t drawn_ = 0;
+};
+
+// Cancels one of the requests that an engine was given, and forgets it.
+inline void cancel_any(Engine& engine, std::map<int64_t, Request>& requests, Dice& random) {
+  const auto cancelled = std::next(requests.begin(), random(0, std::ssize(requests) - 1));
+  engine.cancel(cancelled->first);
+  requests.erase(cancelled);
 }
 
 inline void expect_all_returned(const Engine& engine) {

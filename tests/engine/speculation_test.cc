@@ -7,12 +7,13 @@
 #include <map>
 
 #include "core/check.h"
-#include "core/philox.h"
 #include "engine/requests.h"
 
 namespace replayssm {
 namespace {
 
+using testing::cancel_any;
+using testing::Dice;
 using testing::expect_all_returned;
 using testing::expected_output;
 using testing::extend_hash;
@@ -106,11 +107,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Requests come, go and wait again at random, in the middle of windows, with rings of all sizes.
 TEST(Speculation, RandomTraffic) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
-    int64_t drawn = 0;
-    const auto random = [&](int64_t low, int64_t high) {
-      return low +
-             static_cast<int64_t>(uniform(seed, drawn++) * static_cast<double>(high - low + 1));
-    };
+    Dice random(seed);
     FakeModel model(kVocab), draft_model(kVocab);
     Setting setting{fixed(static_cast<DraftMethod>(random(0, 2)), random(1, 9))};
     if (setting.config.method == DraftMethod::kMtp) {
@@ -139,9 +136,7 @@ TEST(Speculation, RandomTraffic) {
         requests[engine.add(request)] = request;
       }
       if (!requests.empty() && random(0, 40) == 0) {
-        const auto cancelled = std::next(requests.begin(), random(0, std::ssize(requests) - 1));
-        engine.cancel(cancelled->first);
-        requests.erase(cancelled);
+        cancel_any(engine, requests, random);
       }
       for (const auto& output : engine.step()) outputs[output.request].push_back(output.token.id);
     }
