@@ -84,37 +84,8 @@ class BlockRows {
 
   // The rows that a block writes count as read: they are in the cache when their time comes.
   InputReads inputs() const {
-    InputReads inputs;
-    if (slot < 0) return inputs;
-    const RecurrentShape& s = p.shape;
-    const int64_t first = block.head_begin, heads = block.head_end - first;
-    const int64_t element = sizeof(ActT), number = sizeof(float);
-    const int64_t values = heads * s.head_dim * element, keys = s.state_dim * element;
-
-    RowReads& ring = inputs.ring;
-    ring.rows = history() + (keeps_ring() ? replay.window : 0);
-    ring.first = first_physical_;
-    ring.wrap = ring_rows_;
-    const int64_t row0 = slot * ring_rows_, scalar0 = row0 * s.heads + first;
-    ring.add(
-        static_cast<ActT*>(p.state.ring_k) + (row0 * s.key_heads + block.key_head) * s.state_dim,
-        s.key_heads * s.state_dim * element, keys);
-    ring.add(static_cast<ActT*>(p.state.ring_v) + scalar0 * s.head_dim,
-             s.heads * s.head_dim * element, values);
-    ring.add(p.state.ring_b + scalar0, s.heads * number, heads * number);
-    if constexpr (kFamily == Family::kKimiDelta) {
-      ring.add(static_cast<ActT*>(p.state.ring_gate) + scalar0 * s.state_dim,
-               s.heads * s.state_dim * element, heads * keys);
-    } else {
-      ring.add(p.state.ring_g + scalar0, s.heads * number, heads * number);
-    }
-    if (replay.window == 0) return inputs;
-    RowReads& window = inputs.window;
-    window.rows = replay.window;
-    window.add(window_key(p.k, p.k_stride, 0), p.k_stride * element, keys);
-    window.add(window_key(p.q, p.q_stride, 0), p.q_stride * element, keys);
-    window.add(window_value(0, first), p.v_stride * element, values);
-    return inputs;
+    if (slot < 0) return {};
+    return {ring_reads(), window_reads()};
   }
 
   StateReads states() const {
@@ -143,6 +114,45 @@ class BlockRows {
   int64_t first_row = 0;  // the counter of the oldest row
 
  private:
+  static constexpr int64_t kElement = sizeof(ActT);
+
+  RowReads ring_reads() const {
+    RowReads ring;
+    ring.rows = history() + (keeps_ring() ? replay.window : 0);
+    if (ring.rows == 0) return ring;
+    ring.first = first_physical_;
+    ring.wrap = ring_rows_;
+    const RecurrentShape& s = p.shape;
+    const int64_t row0 = slot * ring_rows_, heads = block.head_end - block.head_begin;
+    const auto add_of_heads = [&](const auto* all, int64_t of_head) {
+      const int64_t bytes = of_head * static_cast<int64_t>(sizeof(*all));
+      ring.add(all + (row0 * s.heads + block.head_begin) * of_head, s.heads * bytes, heads * bytes);
+    };
+    ring.add(static_cast<const ActT*>(p.state.ring_k) +
+                 (row0 * s.key_heads + block.key_head) * s.state_dim,
+             s.key_heads * s.state_dim * kElement, s.state_dim * kElement);
+    add_of_heads(static_cast<const ActT*>(p.state.ring_v), s.head_dim);
+    add_of_heads(p.state.ring_b, 1);
+    if constexpr (kFamily == Family::kKimiDelta) {
+      add_of_heads(static_cast<const ActT*>(p.state.ring_gate), s.state_dim);
+    } else {
+      add_of_heads(p.state.ring_g, 1);
+    }
+    return ring;
+  }
+
+  RowReads window_reads() const {
+    RowReads window;
+    window.rows = replay.window;
+    if (window.rows == 0) return window;
+    const int64_t keys = p.shape.state_dim * kElement;
+    const int64_t values = (block.head_end - block.head_begin) * p.shape.head_dim * kElement;
+    window.add(window_key(p.k, p.k_stride, 0), p.k_stride * kElement, keys);
+    window.add(window_key(p.q, p.q_stride, 0), p.q_stride * kElement, keys);
+    window.add(window_value(0, block.head_begin), p.v_stride * kElement, values);
+    return window;
+  }
+
   // Windows whose every token follows the one before are chains, parents or not.
   void find_tree(const int32_t* parent) {
     for (int64_t i = 0; i < replay.window; ++i) {
