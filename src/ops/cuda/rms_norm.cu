@@ -74,6 +74,50 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
+// What lies between most layers, of floats: rows of up to kVec elements a thread, one delta. No
+// branch stands between a row's loads. Same bits.
+template <class Y>
+__global__ void __launch_bounds__(kMaxThreads)
+    residual_norm_kernel(const __grid_constant__ AddNormParams p) {
+  release_successor();
+  __shared__ float shared[kMaxThreads / 32];
+  const int64_t row = blockIdx.x, column = int64_t{threadIdx.x} * kVec;
+  const bool active = column < p.dim;
+  float* const hidden = static_cast<float*>(p.hidden.data) + row * p.hidden.stride + column;
+  float x[kVec], delta[kVec], weight[kVec], sum = 0;
+  if (active) load_constants<kVec>(p.weight + column, weight);
+  wait_for_predecessor();
+  if (active) {
+    load_run<float, kVec>(hidden, x);
+    load_run<float, kVec>(static_cast<const float*>(p.delta.data) + row * p.delta.stride + column,
+                          delta);
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) x[e] = fmaf(delta[e], p.scale, x[e]);
+    store_run<float, kVec>(hidden, x);
+#pragma unroll
+    for (const float value : x) sum = fmaf(value, value, sum);
+  }
+  const float mean = __fdividef(block_sum(sum, shared), static_cast<float>(p.dim));
+  const float scale = rsqrtf(mean + p.eps);
+  if (!active) return;
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) x[e] *= scale * weight[e];
+  store_run<Y, kVec>(static_cast<Y*>(p.y.data) + row * p.y.stride + column, x);
+}
+
+bool is_residual_norm(const AddNormParams& p) {
+  return p.dim <= kVec * kMaxThreads && p.hidden.dtype == DType::kFloat32 && p.delta.data &&
+         p.delta.dtype == DType::kFloat32 && !p.second.data && p.weight && !p.row_index &&
+         p.y.data && !p.y_wide.data;
+}
+
+template <class Y>
+void launch_residual_norm(const AddNormParams& p, cudaStream_t stream) {
+  const int64_t threads = (p.dim + kVec - 1) / kVec;
+  launch_dependent("add_rms_norm", residual_norm_kernel<Y>, dim3(blocks_for(p.rows, 1)),
+                   static_cast<int>((threads + 31) / 32 * 32), 0, stream, p);
+}
+
 template <int kCount, int kChunks>
 void launch(const AddNormParams& p, cudaStream_t stream) {
   const int64_t per_thread = int64_t{kCount} * kChunks,
@@ -103,6 +147,13 @@ void add_rms_norm(const AddNormParams& p, cudaStream_t stream) {
                        rows_aligned(p.second) && rows_aligned(p.weight) && rows_aligned(p.y) &&
                        rows_aligned(p.y_wide);
   if (!vectors) return launch<1, kMaxNormDim / kMaxThreads>(p, stream);
+  if (is_residual_norm(p)) {
+    switch (p.y.dtype) {
+      case DType::kBFloat16: return launch_residual_norm<Bf16>(p, stream);
+      case DType::kFloat16: return launch_residual_norm<Fp16>(p, stream);
+      default: return launch_residual_norm<float>(p, stream);
+    }
+  }
   if (p.dim <= kVec * kMaxThreads) return launch<kVec, 1>(p, stream);
   launch<kVec, kMaxNormDim / kVec / kMaxThreads>(p, stream);
 }
