@@ -12,7 +12,9 @@
 
 #include "core/check.h"
 #include "ops/cuda/check_cuda.h"
+#include "ops/cuda/narrow.h"
 #include "ops/cuda/skinny.h"
+#include "ops/cuda/vector_width.h"
 
 namespace replayssm::cuda {
 namespace {
@@ -73,12 +75,15 @@ Layout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t leadin
   return result;
 }
 
+enum class Way : uint8_t { kLibrary, kSkinny, kNarrow };
+
 // A product as the library sees it: y^T = weight x^T with all matrices column-major.
 struct Plan {
   Operation operation;
   Layout weight, x, y;
   cublasLtMatmulAlgo_t algorithm{};
-  bool skinny = false;  // not through the library
+  Way way = Way::kLibrary;
+  NarrowTile tile{};
   bool tuned = false;
 };
 
@@ -142,11 +147,13 @@ struct LinearRunner::Impl {
   std::vector<cublasLtMatmulAlgo_t> proposals(const Plan& plan);
   void choose_fastest(const LinearParams& p, Plan& plan, cudaStream_t stream);
   cublasStatus_t multiply(const LinearParams& p, const Plan& plan, cudaStream_t stream);
+  cublasStatus_t run(const LinearParams& p, const Plan& plan, cudaStream_t stream);
   // Milliseconds of the fastest of some runs that find nothing in the caches; infinite for an
   // error.
   float time(const LinearParams& p, const Plan& plan, cudaStream_t stream);
 
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool,
+                         bool, LinearActivation>;
   Library library;
   Buffer workspace, flushed;
   Event start, stop;
@@ -181,23 +188,29 @@ cublasStatus_t LinearRunner::Impl::multiply(const LinearParams& p, const Plan& p
                         workspace.as<>(), static_cast<size_t>(workspace.bytes()), stream);
 }
 
+cublasStatus_t LinearRunner::Impl::run(const LinearParams& p, const Plan& plan,
+                                       cudaStream_t stream) {
+  switch (plan.way) {
+    case Way::kSkinny: skinny_product(p, stream); break;
+    case Way::kNarrow: narrow_product(p, plan.tile, stream); break;
+    case Way::kLibrary: return multiply(p, plan, stream);
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 float LinearRunner::Impl::time(const LinearParams& p, const Plan& plan, cudaStream_t stream) {
   constexpr int kRuns = 4;  // the first one loads the kernel
   float best = std::numeric_limits<float>::infinity();
-  for (int run = 0; run < kRuns; ++run) {
-    check_cuda(cudaMemsetAsync(flushed.as<void>(), run, static_cast<size_t>(kFlushBytes), stream),
+  for (int i = 0; i < kRuns; ++i) {
+    check_cuda(cudaMemsetAsync(flushed.as<void>(), i, static_cast<size_t>(kFlushBytes), stream),
                "timing a product");
     check_cuda(cudaEventRecord(start.get(), stream), "timing a product");
-    if (plan.skinny) {
-      skinny_product(p, stream);
-    } else if (multiply(p, plan, stream) != CUBLAS_STATUS_SUCCESS) {
-      return best;
-    }
+    if (run(p, plan, stream) != CUBLAS_STATUS_SUCCESS) return best;
     check_cuda(cudaEventRecord(stop.get(), stream), "timing a product");
     check_cuda(cudaEventSynchronize(stop.get()), "timing a product");
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, start.get(), stop.get()), "timing a product");
-    if (run > 0) best = std::min(best, milliseconds);
+    if (i > 0) best = std::min(best, milliseconds);
   }
   return best;
 }
@@ -214,16 +227,32 @@ void LinearRunner::Impl::choose_fastest(const LinearParams& p, Plan& plan, cudaS
   }
   plan.algorithm = best;
   plan.tuned = true;
-  if (!is_skinny(p)) return;
-  // What it reads before the kernel in front has ended is not in its time here.
-  constexpr float kOverlap = 0.95f;
-  plan.skinny = true;
-  plan.skinny = kOverlap * time(p, plan, stream) < least;
+  // What the others read before the kernel in front has ended is not in their time here, nor is the
+  // activation in the library's.
+  const float share = p.activation == LinearActivation::kNone ? 0.95f : 0.85f;
+  Way way = Way::kLibrary;
+  NarrowTile tile;
+  const auto consider = [&](Way other, const NarrowTile& cut) {
+    plan.way = other;
+    plan.tile = cut;
+    const float milliseconds = share * time(p, plan, stream);
+    if (milliseconds >= least) return;
+    least = milliseconds;
+    way = other;
+    tile = cut;
+  };
+  if (is_skinny(p)) consider(Way::kSkinny, {});
+  for (const NarrowTile& cut : narrow_tiles(p)) consider(Way::kNarrow, cut);
+  plan.way = way;
+  plan.tile = tile;
 }
 
 const Plan& LinearRunner::Impl::plan(const LinearParams& p, cudaStream_t stream) {
-  const Key key{p.rows,          p.out_features,  p.in_features, p.heads,
-                p.x_head_stride, p.y_head_stride, p.dtype,       p.bias != nullptr};
+  const bool aligned =
+      rows_aligned(p.x) && rows_aligned(p.weight) && rows_aligned(p.y) && rows_aligned(p.activated);
+  const Key key{p.rows,          p.out_features, p.in_features, p.heads,           p.x_head_stride,
+                p.y_head_stride, p.most_parts,   p.dtype,       p.bias != nullptr, aligned,
+                p.activation};
   auto known = plans.find(key);
   if (known == plans.end()) {
     constexpr size_t kMostPlans = 4096;  // prompts come in all lengths
@@ -245,23 +274,21 @@ LinearRunner::~LinearRunner() = default;
 
 void LinearRunner::tune(bool on) { impl_->tuning = on; }
 
-bool LinearRunner::run(const LinearParams& p, cudaStream_t stream) {
+LinearResult LinearRunner::run(const LinearParams& p, cudaStream_t stream) {
   const bool plain = p.activation == LinearActivation::kNone;
   REPLAYSSM_CHECK((!p.norm.squares && !p.residual.hidden) || fuses_norms(p), "rows=", p.rows);
-  REPLAYSSM_CHECK(p.heads == 1 || (!p.bias && plain), "bias or activation with ", p.heads,
-                  " heads");
-  if (p.rows == 0 || p.out_features == 0) return true;
+  REPLAYSSM_CHECK(p.heads == 1 || (!p.bias && plain && p.most_parts == 1),
+                  "bias, activation or parts with ", p.heads, " heads");
+  REPLAYSSM_CHECK(plain || p.most_parts == 1, "activation of ", p.most_parts, " parts");
+  if (p.rows == 0 || p.out_features == 0) return {};
   if (p.rows == 1 && is_skinny(p)) {
     skinny_product(p, stream);
-    return true;
+    return {};
   }
   const Plan& plan = impl_->plan(p, stream);
-  if (plan.skinny) {
-    skinny_product(p, stream);
-    return true;
-  }
-  check_blas(impl_->multiply(p, plan, stream), "run");
-  return plain;
+  check_blas(impl_->run(p, plan, stream), "run");
+  return {.activated = plain || plan.way != Way::kLibrary,
+          .parts = plan.way == Way::kNarrow ? plan.tile.parts : 1};
 }
 
 }  // namespace replayssm::cuda

@@ -23,6 +23,19 @@ __device__ inline void add_run(const InRows& rows, float scale, int64_t row, int
   for (int e = 0; e < kCount; ++e) x[e] = fmaf(value[e], scale, x[e]);
 }
 
+// The same with the sum of delta's parts, always in their order.
+template <int kCount>
+__device__ inline void add_delta(const AddNormParams& p, int64_t row, int64_t column,
+                                 float (&x)[kCount]) {
+  if (p.delta_parts == 1) return add_run(p.delta, p.scale, row, column, x);
+  float sum[kCount] = {};
+#pragma unroll(kCount > 1 ? 4 : 1)
+  for (int64_t part = 0; part < p.delta_parts; ++part)
+    add_run(p.delta, 1, row, part * p.delta_part_stride + column, sum);
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) x[e] = fmaf(sum[e], p.scale, x[e]);
+}
+
 // A thread has kChunks runs of kCount consecutive elements, those of the block side by side.
 template <int kCount, int kChunks>
 __global__ void __launch_bounds__(kMaxThreads)
@@ -48,7 +61,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (float& value : x[c]) value = 0;
     if (source < 0) continue;
     load_run<kCount>(p.hidden.data, p.hidden.dtype, source * p.hidden.stride + at(c), x[c]);
-    if (p.delta.data) add_run(p.delta, p.scale, source, at(c), x[c]);
+    if (p.delta.data) add_delta(p, source, at(c), x[c]);
     if (p.second.data) add_run(p.second, p.second_scale, source, at(c), x[c]);
     if (added && !p.row_index)
       store_run<kCount>(p.hidden.data, p.hidden.dtype, row * p.hidden.stride + at(c), x[c]);
@@ -132,6 +145,7 @@ void check(const AddNormParams& p) {
   if (p.dim < 1 || p.dim > kMaxNormDim) fail("dim: expected 1 to ", kMaxNormDim, ", got ", p.dim);
   check_rows("hidden", p.hidden, p.rows, p.dim);
   if (p.delta.data) check_rows("delta", p.delta, p.rows, p.dim);
+  check_count("delta_parts", p.delta_parts, 1);
   if (p.second.data) check_rows("second", p.second, p.rows, p.dim);
   if (p.y.data) check_rows("y", p.y, p.rows, p.dim);
   if (p.y_wide.data) check_rows("y_wide", p.y_wide, p.rows, p.dim);
@@ -144,8 +158,8 @@ void add_rms_norm(const AddNormParams& p, cudaStream_t stream) {
   check(p);
   if (p.rows == 0) return;
   const bool vectors = p.dim % kVec == 0 && rows_aligned(p.hidden) && rows_aligned(p.delta) &&
-                       rows_aligned(p.second) && rows_aligned(p.weight) && rows_aligned(p.y) &&
-                       rows_aligned(p.y_wide);
+                       p.delta_part_stride % kVec == 0 && rows_aligned(p.second) &&
+                       rows_aligned(p.weight) && rows_aligned(p.y) && rows_aligned(p.y_wide);
   if (!vectors) return launch<1, kMaxNormDim / kMaxThreads>(p, stream);
   if (is_residual_norm(p)) {
     switch (p.y.dtype) {

@@ -189,6 +189,34 @@ TEST(CudaDense, ResidualStreamAndNormMatchTheDefinition) {
     check_norm(cases[1], dim, 0, kDtypes[1], kDtypes[1]);
 }
 
+TEST(CudaDense, NormAddsTheDeltasParts) {
+  REQUIRE_DEVICE();
+  constexpr int64_t kParts = 7;
+  for (const int64_t dim : {5, 264, 9000}) {
+    const int64_t stride = kRowCount * dim + 8;
+    const auto weight = random_values(dim, 13), start = random_values(kRowCount * dim, 14);
+    const auto parts = random_values(kParts * stride, 15);
+    const DeviceArray<float> device_weight(weight), delta(parts);
+    DeviceArray<float> hidden(start);
+    cuda::AddNormParams p;
+    p.hidden = {hidden.data(), dim, DType::kFloat32};
+    p.delta = {delta.data(), dim, DType::kFloat32};
+    p.delta_parts = kParts;
+    p.delta_part_stride = stride;
+    p.scale = 0.5f;
+    p.rows = kRowCount;
+    p.dim = dim;
+    run_call([&](cudaStream_t stream) { cuda::add_rms_norm(p, stream); });
+    std::vector<float> got;
+    hidden.download(got);
+    for (int64_t i = 0; i < kRowCount * dim; ++i) {
+      double want = start[i];
+      for (int64_t part = 0; part < kParts; ++part) want += 0.5 * parts[part * stride + i];
+      ASSERT_NEAR(got[i], want, kParts * 0x1p-22) << "dim " << dim << " element " << i;
+    }
+  }
+}
+
 TEST(CudaDense, WrongArgumentsAreNamed) {
   float data[8] = {};
   const cuda::InRows x{data, 4, DType::kFloat32};
