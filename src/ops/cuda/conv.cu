@@ -50,7 +50,7 @@ class ConvColumn : ConvRows<T, X, kVec> {
   }
 
   // A piece of a window.
-  __device__ void run(const Place& w, int piece, bool last_piece) const {
+  __device__ void run(const ConvPlace& w, int piece, bool last_piece) const {
     const int first = piece * kPiece, stop = last_piece ? w.window : min(w.window, first + kPiece);
     const bool works = w.slot >= 0 && first < stop;
     const int32_t* parent = p_.batch.parent ? p_.batch.parent + w.begin : nullptr;
@@ -68,7 +68,7 @@ class ConvColumn : ConvRows<T, X, kVec> {
       if (first > 0 && !parent && j >= launch_.missing) fresh(w, first + j - kLast, in[j]);
 #pragma unroll 1
     for (int i = first; i < stop; i += kBatch) {
-      Run<X, kVec> own[kBatch];
+      ConvRun<X, kVec> own[kBatch];
 #pragma unroll
       for (int u = 0; u < kBatch; ++u)
         if (i + u < stop) own[u].load(input(w, i + u));
@@ -101,7 +101,7 @@ class ConvColumn : ConvRows<T, X, kVec> {
   static constexpr int kBatch = kVec * sizeof(X) <= 16 ? 8 : 4;  // tokens on their way
 
   // Token i of a tree: the taps before its own are its nearest ancestors, then what is kept.
-  __device__ void fetch_ancestors(const Place& w, const int32_t* parent, int i,
+  __device__ void fetch_ancestors(const ConvPlace& w, const int32_t* parent, int i,
                                   float (&in)[kTaps][kVec]) const {
     int row = i;
 #pragma unroll
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kMaxThreads, 3)
   release_successor();
   const int channel = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kVec;
   if (channel >= p.channels) return wait_for_predecessor();
-  const Place w = find_place(p.batch, launch.rows, blockIdx.x);
+  const ConvPlace w = find_conv_place(p.batch, launch.rows, blockIdx.x);
   const ConvColumn<T, X, kVec, kTaps> column(p, launch, channel);
   column.run(w, static_cast<int>(blockIdx.z), blockIdx.z + 1 == gridDim.z);
 }

@@ -60,12 +60,13 @@ __device__ inline P* bytes_behind(P* from, uint64_t bytes) {
 
 // A window of one token.
 template <class T, class X>
-__device__ inline void take_token(const ConvParams& p, const TokenLaunch& launch, const Place& w,
-                                  uint32_t channel, const TokenWeights& weights) {
+__device__ inline void take_token(const ConvParams& p, const TokenLaunch& launch,
+                                  const ConvPlace& w, uint32_t channel,
+                                  const TokenWeights& weights) {
   T* const inputs = static_cast<T*>(p.inputs) + channel;
   const uint32_t rows = launch.rows.divisor,
                  mine_row = static_cast<uint32_t>(w.slot) * rows + static_cast<uint32_t>(w.counter);
-  Run<T, kVec> before[kLast], mine;
+  ConvRun<T, kVec> before[kLast], mine;
 #pragma unroll
   for (int j = 0; j < kLast; ++j) {
     const int back = kLast - j;
@@ -74,7 +75,7 @@ __device__ inline void take_token(const ConvParams& p, const TokenLaunch& launch
   }
   wait_for_predecessor();
   const auto token = static_cast<uint64_t>(w.begin);
-  Run<X, kVec> own;
+  ConvRun<X, kVec> own;
   own.load(bytes_behind(static_cast<const X*>(p.x) + channel, token * launch.x_bytes));
   float in[kTaps][kVec];
 #pragma unroll
@@ -88,8 +89,8 @@ __device__ inline void take_token(const ConvParams& p, const TokenLaunch& launch
 
 // Any other window, a channel, token and tap at a time: what few registers allow.
 template <class T, class X>
-__device__ inline void take_window(const ConvParams& p, const TokenLaunch& launch, const Place& w,
-                                   int channel) {
+__device__ inline void take_window(const ConvParams& p, const TokenLaunch& launch,
+                                   const ConvPlace& w, int channel) {
   const ConvRows<T, X, 1> rows(p, launch.rows, channel);
   if (w.slot < 0) return rows.clear(w, 0, w.window);
   const bool prompt = w.window > p.batch.ring.max_window;
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 10)
                  s = blockIdx.x * kSequences + warp,
                  channel = (blockIdx.y * kLanes + threadIdx.x % kLanes) * kVec;
   if (s >= p.batch.sequences) return wait_for_predecessor();
-  const Place w = find_place(p.batch, launch.rows, s);
+  const ConvPlace w = find_conv_place(p.batch, launch.rows, s);
   const TokenWeights weights(p, channel, kBias);
   if (__all_sync(kAllLanes, w.slot >= 0 && w.window == 1))
     return take_token<T, X>(p, launch, w, channel, weights);
