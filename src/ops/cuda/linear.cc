@@ -75,15 +75,21 @@ Layout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t leadin
   return result;
 }
 
-enum class Way : uint8_t { kLibrary, kSkinny, kNarrow };
+// A way to compute a product.
+struct Way {
+  enum class Kernel : uint8_t { kLibrary, kSkinny, kNarrow };
+
+  Kernel kernel = Kernel::kLibrary;
+  cublasLtMatmulAlgo_t algorithm{};  // the library's
+  NarrowTile tile{};                 // of kNarrow
+};
+using Kernel = Way::Kernel;
 
 // A product as the library sees it: y^T = weight x^T with all matrices column-major.
 struct Plan {
   Operation operation;
   Layout weight, x, y;
-  cublasLtMatmulAlgo_t algorithm{};
-  Way way = Way::kLibrary;
-  NarrowTile tile{};
+  Way way{};
   bool tuned = false;
 };
 
@@ -148,9 +154,10 @@ struct LinearRunner::Impl {
   void choose_fastest(const LinearParams& p, Plan& plan, cudaStream_t stream);
   cublasStatus_t multiply(const LinearParams& p, const Plan& plan, cudaStream_t stream);
   cublasStatus_t run(const LinearParams& p, const Plan& plan, cudaStream_t stream);
-  // Milliseconds of the fastest of some runs that find nothing in the caches; infinite for an
-  // error.
-  float time(const LinearParams& p, const Plan& plan, cudaStream_t stream);
+  // Median milliseconds of runs that find nothing in the caches; infinite for an error.
+  float time(const LinearParams& p, const Plan& plan, int runs, cudaStream_t stream);
+  // Those that a way, which becomes the plan's, costs among other kernels.
+  float cost(const LinearParams& p, Plan& plan, const Way& way, int runs, cudaStream_t stream);
 
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool,
                          bool, LinearActivation>;
@@ -184,67 +191,69 @@ cublasStatus_t LinearRunner::Impl::multiply(const LinearParams& p, const Plan& p
   if (p.bias) set_bias(plan.operation, p.bias);
   const float one = 1, zero = 0;
   return cublasLtMatmul(library.get(), plan.operation.get(), &one, p.weight, plan.weight.get(), p.x,
-                        plan.x.get(), &zero, p.y, plan.y.get(), p.y, plan.y.get(), &plan.algorithm,
-                        workspace.as<>(), static_cast<size_t>(workspace.bytes()), stream);
+                        plan.x.get(), &zero, p.y, plan.y.get(), p.y, plan.y.get(),
+                        &plan.way.algorithm, workspace.as<>(),
+                        static_cast<size_t>(workspace.bytes()), stream);
 }
 
 cublasStatus_t LinearRunner::Impl::run(const LinearParams& p, const Plan& plan,
                                        cudaStream_t stream) {
-  switch (plan.way) {
-    case Way::kSkinny: skinny_product(p, stream); break;
-    case Way::kNarrow: narrow_product(p, plan.tile, stream); break;
-    case Way::kLibrary: return multiply(p, plan, stream);
+  switch (plan.way.kernel) {
+    case Kernel::kSkinny: skinny_product(p, stream); break;
+    case Kernel::kNarrow: narrow_product(p, plan.way.tile, stream); break;
+    case Kernel::kLibrary: return multiply(p, plan, stream);
   }
   return CUBLAS_STATUS_SUCCESS;
 }
 
-float LinearRunner::Impl::time(const LinearParams& p, const Plan& plan, cudaStream_t stream) {
-  constexpr int kRuns = 4;  // the first one loads the kernel
-  float best = std::numeric_limits<float>::infinity();
-  for (int i = 0; i < kRuns; ++i) {
+float LinearRunner::Impl::time(const LinearParams& p, const Plan& plan, int runs,
+                               cudaStream_t stream) {
+  std::vector<float> times;
+  for (int i = 0; i <= runs; ++i) {  // the first one loads the kernel
     check_cuda(cudaMemsetAsync(flushed.as<void>(), i, static_cast<size_t>(kFlushBytes), stream),
                "timing a product");
     check_cuda(cudaEventRecord(start.get(), stream), "timing a product");
-    if (run(p, plan, stream) != CUBLAS_STATUS_SUCCESS) return best;
+    if (run(p, plan, stream) != CUBLAS_STATUS_SUCCESS)
+      return std::numeric_limits<float>::infinity();
     check_cuda(cudaEventRecord(stop.get(), stream), "timing a product");
     check_cuda(cudaEventSynchronize(stop.get()), "timing a product");
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, start.get(), stop.get()), "timing a product");
-    if (i > 0) best = std::min(best, milliseconds);
+    if (i > 0) times.push_back(milliseconds);
   }
-  return best;
+  std::ranges::nth_element(times, times.begin() + runs / 2);
+  return times[runs / 2];
+}
+
+float LinearRunner::Impl::cost(const LinearParams& p, Plan& plan, const Way& way, int runs,
+                               cudaStream_t stream) {
+  plan.way = way;
+  const float milliseconds = time(p, plan, runs, stream);
+  // What kernels of ours read before the one in front has ended is not in their time here.
+  if (way.kernel != Kernel::kLibrary) return 0.95f * milliseconds;
+  if (p.activation == LinearActivation::kNone) return milliseconds;
+  // Nor is the activation in the library's: a launch, and its bytes at what the device can read.
+  constexpr float kLaunch = 2e-3f, kBytesPerMillisecond = 3.5e9f;
+  const int64_t bytes = p.rows * p.out_features * (int64_t{sizeof(float)} + 1);
+  return milliseconds + kLaunch + static_cast<float>(bytes) / kBytesPerMillisecond;
 }
 
 void LinearRunner::Impl::choose_fastest(const LinearParams& p, Plan& plan, cudaStream_t stream) {
-  cublasLtMatmulAlgo_t best = plan.algorithm;
-  float least = std::numeric_limits<float>::infinity();
-  for (const cublasLtMatmulAlgo_t& algorithm : proposals(plan)) {
-    plan.algorithm = algorithm;
-    const float milliseconds = time(p, plan, stream);
-    if (milliseconds >= least) continue;
-    least = milliseconds;
-    best = algorithm;
-  }
-  plan.algorithm = best;
-  plan.tuned = true;
-  // What the others read before the kernel in front has ended is not in their time here, nor is the
-  // activation in the library's.
-  const float share = p.activation == LinearActivation::kNone ? 0.95f : 0.85f;
-  Way way = Way::kLibrary;
-  NarrowTile tile;
-  const auto consider = [&](Way other, const NarrowTile& cut) {
-    plan.way = other;
-    plan.tile = cut;
-    const float milliseconds = share * time(p, plan, stream);
-    if (milliseconds >= least) return;
-    least = milliseconds;
-    way = other;
-    tile = cut;
+  constexpr int kRuns = 3, kFinalRuns = 15;
+  constexpr size_t kFinalists = 6;
+  std::vector<std::pair<float, Way>> ways;
+  const auto add = [&](const Way& way) {
+    ways.emplace_back(cost(p, plan, way, kRuns, stream), way);
   };
-  if (is_skinny(p)) consider(Way::kSkinny, {});
-  for (const NarrowTile& cut : narrow_tiles(p)) consider(Way::kNarrow, cut);
-  plan.way = way;
-  plan.tile = tile;
+  for (const cublasLtMatmulAlgo_t& algorithm : proposals(plan)) add({Kernel::kLibrary, algorithm});
+  if (is_skinny(p)) add({.kernel = Kernel::kSkinny});
+  for (const NarrowTile& tile : narrow_tiles(p)) add({.kernel = Kernel::kNarrow, .tile = tile});
+  const auto costs = [](const auto& way) { return way.first; };
+  std::ranges::sort(ways, {}, costs);
+  ways.resize(std::min(ways.size(), kFinalists));
+  for (auto& [cost_of, way] : ways) cost_of = cost(p, plan, way, kFinalRuns, stream);
+  plan.way = std::ranges::min_element(ways, {}, costs)->second;
+  plan.tuned = true;
 }
 
 const Plan& LinearRunner::Impl::plan(const LinearParams& p, cudaStream_t stream) {
@@ -261,7 +270,7 @@ const Plan& LinearRunner::Impl::plan(const LinearParams& p, cudaStream_t stream)
     const auto algorithms = proposals(plan);
     REPLAYSSM_CHECK(!algorithms.empty(), "no algorithm for ", p.rows, " x ", p.out_features, " x ",
                     p.in_features);
-    plan.algorithm = algorithms.front();
+    plan.way.algorithm = algorithms.front();
     known = plans.emplace(key, std::move(plan)).first;
   }
   Plan& plan = known->second;
@@ -287,8 +296,8 @@ LinearResult LinearRunner::run(const LinearParams& p, cudaStream_t stream) {
   }
   const Plan& plan = impl_->plan(p, stream);
   check_blas(impl_->run(p, plan, stream), "run");
-  return {.activated = plain || plan.way != Way::kLibrary,
-          .parts = plan.way == Way::kNarrow ? plan.tile.parts : 1};
+  return {.activated = plain || plan.way.kernel != Kernel::kLibrary,
+          .parts = plan.way.kernel == Kernel::kNarrow ? plan.way.tile.parts : 1};
 }
 
 }  // namespace replayssm::cuda
