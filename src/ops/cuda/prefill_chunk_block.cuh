@@ -64,6 +64,28 @@ class ChunkBlock {
         window_(p.batch.query_start[blockIdx.y + 1] - token_) {}
 
  protected:
+  // Calls take() for every chunk, when its inputs and decays are here.
+  template <class Take>
+  __device__ void run_chunks(Take&& take) {
+    if (window_ == 0) return;
+    if (slot_ < 0) return clear();
+    fetch(0);
+    next_gates(0);
+    load_state();
+    const int chunks = (window_ + kTokens - 1) / kTokens;
+    for (chunk_ = 0; chunk_ < chunks; ++chunk_) {
+      if (warp_ == 0) keep_decays();
+      copy_async_wait_but<0>();
+      __syncthreads();
+      if (chunk_ + 1 < chunks) {
+        fetch(chunk_ + 1);
+        next_gates(chunk_ + 1);
+      }
+      take();
+    }
+    store_state();
+  }
+
   // The first of this block's rows, of all heads'.
   __device__ static int64_t first_row() { return int64_t{blockIdx.x} * Tile::kDim; }
   __device__ int64_t all_rows() const { return p_.shape.heads * p_.shape.head_dim; }

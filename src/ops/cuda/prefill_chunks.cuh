@@ -18,20 +18,7 @@ class Mamba2Chunks : protected ChunkBlock<State, kWarps, 1> {
   using Tile = typename Block::Tile;
 
   __device__ void run() {
-    if (window_ == 0) return;
-    if (slot_ < 0) return clear();
-    fetch(0);
-    next_gates(0);
-    load_state();
-    const int chunks = (window_ + kTokens - 1) / kTokens;
-    for (chunk_ = 0; chunk_ < chunks; ++chunk_) {
-      if (warp_ == 0) keep_decays();
-      copy_async_wait_but<0>();
-      __syncthreads();
-      if (chunk_ + 1 < chunks) {
-        fetch(chunk_ + 1);
-        next_gates(chunk_ + 1);
-      }
+    this->run_chunks([this] {
       for (int n = warp_; n < Tile::kLowerTiles; n += kWarps)
         this->weigh(stage(), n, nullptr, false, weights(0));
       float y[kTokenTiles][2][4] = {};
@@ -40,16 +27,13 @@ class Mamba2Chunks : protected ChunkBlock<State, kWarps, 1> {
       add_window(y);
       store_outputs(y);
       update_state();
-    }
-    store_state();
+    });
   }
 
  private:
-  using Block::chunk_, Block::lane_, Block::p_, Block::s_, Block::slot_, Block::warp_,
-      Block::window_;
-  using Block::clear, Block::decays, Block::fetch, Block::keep_decays, Block::load_state,
-      Block::next_gates, Block::read_state, Block::row0, Block::stage, Block::store_outputs,
-      Block::store_state, Block::weights;
+  using Block::decays, Block::read_state, Block::row0, Block::stage, Block::store_outputs,
+      Block::weights;
+  using Block::lane_, Block::s_, Block::warp_;
 
   // y += the chunk's weights times its values.
   __device__ void add_window(float (&y)[kTokenTiles][2][4]) const {

@@ -28,28 +28,10 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
   using Written = float[2 * kTokenTiles][4];
 
   __device__ void run() {
-    if (window_ == 0) return;
-    if (slot_ < 0) return clear();
-    fetch(0);
-    next_gates(0);
-    load_state();
-    const int chunks = (window_ + kTokens - 1) / kTokens;
-    for (chunk_ = 0; chunk_ < chunks; ++chunk_) {
-      if (warp_ == 0) keep_decays();
-      copy_async_wait_but<0>();
-      __syncthreads();
-      if (chunk_ + 1 < chunks) {
-        fetch(chunk_ + 1);
-        next_gates(chunk_ + 1);
-      }
+    this->run_chunks([this] {
       normalise();
       __syncthreads();
-      for (int n = warp_; n < 2 * Tile::kLowerTiles; n += kWarps) {
-        const bool of_queries = n < Tile::kLowerTiles;
-        of_queries ? this->weigh(stage(), n, decays().query, false, weights(kOfQueries))
-                   : this->weigh(stage() + Tile::kKeys, n - Tile::kLowerTiles, decays().key, true,
-                                 weights(kOfKeys));
-      }
+      weigh_all();
       __syncthreads();
       for (int it = warp_; it < kTokenTiles; it += kWarps) invert(it);
       float y[kTokenTiles][2][4] = {};
@@ -61,16 +43,13 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
       add_window(u, y);
       store_outputs(y);
       update_state(u);
-    }
-    store_state();
+    });
   }
 
  private:
-  using Block::chunk_, Block::decays_, Block::lane_, Block::me_, Block::s_, Block::slot_,
-      Block::warp_, Block::window_;
-  using Block::clear, Block::decays, Block::fetch, Block::keep_decays, Block::load_state,
-      Block::next_gates, Block::read_state, Block::row0, Block::stage, Block::store_outputs,
-      Block::store_state, Block::weights;
+  using Block::chunk_, Block::decays_, Block::lane_, Block::me_, Block::s_, Block::warp_;
+  using Block::decays, Block::read_state, Block::row0, Block::stage, Block::store_outputs,
+      Block::weights;
   static constexpr int kOfQueries = 0, kOfKeys = 1;
 
   // Left operand of a product: rows of the warp, 16 columns.
@@ -86,6 +65,15 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
       }
     }
   };
+
+  __device__ void weigh_all() const {
+    constexpr int kEach = Tile::kLowerTiles;
+    for (int n = warp_; n < 2 * kEach; n += kWarps) {
+      const bool keys = n >= kEach;
+      this->weigh(stage() + (keys ? Tile::kKeys : 0), keys ? n - kEach : n,
+                  keys ? decays().key : decays().query, keys, weights(keys ? kOfKeys : kOfQueries));
+    }
+  }
 
   // Two threads have a row of keys or queries.
   __device__ void normalise() const {
