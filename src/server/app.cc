@@ -56,8 +56,8 @@ App::Impl::Impl(Engine& used_engine, ServedModel used_model, const AppOptions& u
                   return error_response(ApiError(status, why));
                 },
             .signalled = [this](int signal) { signalled(signal); }}),
-      engine_thread(engine, [this](std::vector<EngineEvent> events, const StepReport& report) {
-        http.post([this, events = std::move(events), report] { deliver(events, report); });
+      engine_thread(engine, [this](EngineThread::Delivery delivery) {
+        http.post([this, delivery = std::move(delivery)] { deliver(delivery); });
       }) {
   http.post([this] { sweep(); });
 }
@@ -195,9 +195,9 @@ void App::Impl::start(const CallPtr& call, Job job) {
   });
 }
 
-void App::Impl::deliver(const std::vector<EngineEvent>& events, const StepReport& report) {
-  metrics.stepped(report);
-  for (const EngineEvent& event : events) {
+void App::Impl::deliver(const EngineThread::Delivery& delivery) {
+  for (const StepReport& report : delivery.steps) metrics.stepped(report);
+  for (const EngineEvent& event : delivery.events) {
     const auto at = generations.find(event.key);
     if (at == generations.end()) continue;
     const std::shared_ptr<Generation> generation = at->second;  // its end may erase it

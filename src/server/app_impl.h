@@ -67,7 +67,7 @@ struct App::Impl {
   Json model_entry() const;
   Json status_of(const Engine& engine) const;
 
-  void deliver(const std::vector<EngineEvent>& events, const StepReport& report);
+  void deliver(const EngineThread::Delivery& delivery);
   void signalled(int signal);
   void sweep();
   void drain();

@@ -37,16 +37,15 @@ std::string Generation::echoed(size_t index) const {
   return prompts_.empty() ? std::string() : prompts_[index / static_cast<size_t>(best_of_)];
 }
 
-void Generation::time(Progress& progress) {
-  const auto now = Clock::now();
+void Generation::time(Progress& progress, Clock::time_point made) {
   if (progress.tokens == 1) {
-    const double seconds = seconds_between(setup_.start, now);
+    const double seconds = seconds_between(setup_.start, made);
     setup_.metrics->first_token(seconds);
     if (first_token_seconds_ == 0) first_token_seconds_ = seconds;
   } else {
-    setup_.metrics->next_token(seconds_between(progress.last, now));
+    setup_.metrics->next_token(seconds_between(progress.last, made));
   }
-  progress.last = now;
+  progress.last = made;
 }
 
 void Generation::take(const EngineEvent& event) {
@@ -57,7 +56,7 @@ void Generation::take(const EngineEvent& event) {
   ++progress.tokens;
   progress.cached = event.output.cached_tokens;
   progress.logprob_sum += event.output.token.logprob;
-  time(progress);
+  time(progress, event.time);
   add_text(index, event);
   if (event.output.finish != FinishReason::kNone) end_choice(index, event.output.finish);
 }

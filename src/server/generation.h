@@ -57,7 +57,7 @@ class Generation {
   };
 
   size_t position_of(uint64_t key) const;
-  void time(Progress& progress);
+  void time(Progress& progress, Clock::time_point made);
   void add_text(size_t index, const EngineEvent& event);
   void end_choice(size_t index, FinishReason reason);
   void finish();

@@ -145,6 +145,7 @@ class Clients(unittest.TestCase):
             self.assertEqual(server.post("/v1/completions", long)[0], 200)  # makes what is kept
             huge = server.socket()
             huge.sendall(raw_post("/tokenize", json.dumps({"prompt": "7" * 8_000_000}).encode()))
+            time.sleep(0.3)  # until all of it is there
             for body in (BODY, long):
                 self.assertEqual(server.post("/v1/completions", body)[0], 200)
             self.assertEqual(select.select([huge], [], [], 0)[0], [])
