@@ -197,12 +197,16 @@ void App::Impl::start(const CallPtr& call, Job job) {
 
 void App::Impl::deliver(const EngineThread::Delivery& delivery) {
   for (const StepReport& report : delivery.steps) metrics.stepped(report);
+  std::vector<std::shared_ptr<Generation>> unsent;
   for (const EngineEvent& event : delivery.events) {
     const auto at = generations.find(event.key);
     if (at == generations.end()) continue;
     const std::shared_ptr<Generation> generation = at->second;  // its end may erase it
+    const bool known = generation->has_unsent();
     generation->take(event);
+    if (!known && generation->has_unsent()) unsent.push_back(generation);
   }
+  for (const std::shared_ptr<Generation>& generation : unsent) generation->send();
 }
 
 void App::Impl::signalled(int signal) {

@@ -116,8 +116,9 @@ void Session::send(std::string_view bytes) {
     });
     return;
   }
+  const bool waits = unsent_.empty();
   unsent_ += bytes;
-  wake_.cancel();
+  if (waits) wake_.cancel();
 }
 
 void Session::finish() {
