@@ -175,6 +175,7 @@ class Load {
 
   void wait() {
     std::vector<pollfd> polled;
+    polled.reserve(active_.size());
     for (const Active& active : active_) polled.push_back({active.socket.fd(), POLLIN, 0});
     int timeout = -1;
     if (next_ < requests_.size() && std::ssize(active_) < concurrency_) {

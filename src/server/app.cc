@@ -167,8 +167,8 @@ void App::Impl::generate(const CallPtr& call, bool chat) {
 
 void App::Impl::start(const CallPtr& call, Job job) {
   admit();  // again: preparing may have taken a while
-  std::vector<uint64_t> keys;
-  for (size_t i = 0; i < job.requests.size(); ++i) keys.push_back(next_key++);
+  std::vector<uint64_t> keys(job.requests.size());
+  for (uint64_t& key : keys) key = next_key++;
   AnswerWriter writer(job.chat, (job.chat ? "chatcmpl-" : "cmpl-") + new_id(), model.name,
                       *model.tokenizer, job.logprobs, job.include_usage);
   const auto done = [this, call, keys](const Outcome& outcome) {

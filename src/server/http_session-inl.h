@@ -60,7 +60,13 @@ class SessionExchange final : public Exchange {
  public:
   explicit SessionExchange(const std::shared_ptr<Session>& session)
       : session_(session), number_(session->answer) {}
-  ~SessionExchange() override { SessionExchange::end(); }
+  ~SessionExchange() override {
+    try {
+      SessionExchange::end();
+    } catch (...) {
+      session_.reset();  // no memory for an end: the client waits until its time is over
+    }
+  }
 
   void reply(Response response) override {
     if (const auto session = live()) {
