@@ -29,11 +29,11 @@ std::vector<int32_t> ascending(int64_t count, int64_t step) {
 Op add_norm(const char* name, int64_t dim) {
   return {name, [=](Context& c) {
             Problem problem;
-            problem.bytes = double(c.batch * dim * (8 + 2 * kActBytes) + dim * 4);
+            problem.bytes = double(c.batch * dim * (12 + kActBytes) + dim * 4);
             for (int64_t i = 0; i < c.layers(problem.bytes); ++i) {
               cuda::AddNormParams p;
               p.hidden = out_of(c, c.batch, dim, kSingle);
-              p.delta = rows_of(c, c.batch, dim);
+              p.delta = rows_of(c, c.batch, dim, kSingle);
               p.weight = c.memory.random<float>(dim, kSingle);
               p.eps = 1e-5f;
               p.rows = c.batch;

@@ -53,7 +53,7 @@ Op single(const std::string& name, int64_t in, int64_t out, bool skinny) {
           skinny ? std::min(cuda::kMostSkinnyRows, 30000 / in) : INT64_MAX};
 }
 
-// Norm, product and gate, product.
+// Product and gate, product, norm.
 Op mlp(const std::string& name, int64_t hidden, int64_t width, bool gated) {
   return {name, [=](Context& c) {
             Problem problem;
@@ -70,17 +70,21 @@ Op mlp(const std::string& name, int64_t hidden, int64_t width, bool gated) {
               up.activation =
                   gated ? cuda::LinearActivation::kSwiGlu : cuda::LinearActivation::kReluSquared;
               up.activated = const_cast<void*>(down.x);
+              down.most_parts = 4;
+              down.y = c.memory.random<float>(rows * hidden * down.most_parts, DType::kFloat32);
               norm.delta = {down.y, hidden, DType::kFloat32};
+              norm.delta_part_stride = rows * hidden;
               norm.y = {const_cast<void*>(up.x), hidden, kAct};
               const auto run = [=](cudaStream_t stream) {
-                cuda::add_rms_norm(norm, stream);
-                if (!library->runner.run(up, stream)) {
+                if (!library->runner.run(up, stream).activated) {
                   const cuda::InRows x{up.y, out, DType::kFloat32};
                   const cuda::OutRows y{up.activated, width, kAct};
                   gated ? cuda::swiglu(x, 1, rows, width, y, stream)
                         : cuda::relu_squared(x, 1, rows, width, y, stream);
                 }
-                library->runner.run(down, stream);
+                cuda::AddNormParams behind = norm;
+                behind.delta_parts = library->runner.run(down, stream).parts;
+                cuda::add_rms_norm(behind, stream);
               };
               run(nullptr);
               problem.layers.push_back(run);

@@ -223,6 +223,7 @@ std::vector<Op> ops() {
   return {conv("conv 10240 T=1", kMambaChannels, 1, kAct),
           conv("conv 10240 T=1 fp32 x", kMambaChannels, 1, kSingle),
           conv("conv 8192 T=1", kGdnChannels, 1, kAct),
+          conv("conv 8192 T=1 fp32 x", kGdnChannels, 1, kSingle),
           conv("conv 10240 T=5", kMambaChannels, 5, kAct),
           conv("conv 10240 chain of 8", kMambaChannels, 8, kAct),
           conv("conv 10240 tree of 8", kMambaChannels, 8, kAct, 2),

@@ -9,7 +9,7 @@ cd "$repository"
 readonly filter=${1:-'*CudaWindow.EveryRoute*:*CudaStep.EveryRoute*'}
 
 configure cuda
-for program in cuda_emulation_test cuda_paged_emulation_test; do
+for program in cuda_emulation_test cuda_paged_emulation_test cuda_prefill_emulation_test; do
   cmake --build --preset cuda --target "$program"
   cases=$("build/cuda/$program" --gtest_list_tests --gtest_filter="$filter:-*Graph*" |
     awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }')

@@ -163,8 +163,8 @@ class Backend {
   virtual void embed(const void* table, const int32_t* ids, int64_t rows, int64_t dim, float scale,
                      float* out) = 0;
   virtual void add_norm(const AddNormParams& params) = 0;
-  // norm.delta = product x, then add_norm, in one: norm.y is then for products alone. Returns
-  // false, with nothing done, where that takes a call for each.
+  // norm.delta = product x, then add_norm, timed: norm.delta is left alone and norm.y may be for
+  // products alone. Returns false, with nothing done, where that takes a call for each.
   virtual bool product_add_norm(const Product& /*product*/, const void* /*x*/,
                                 const AddNormParams& /*norm*/) {
     return false;

@@ -91,12 +91,10 @@ void project_last(const Product& product, const void* x, int64_t rows, float* y,
 
 void add_norm(const AddNormParams& params, Context& context) {
   const PendingProduct& p = context.pending;
-  if (!context.is_cut() && p.product && p.y == params.delta) {
-    const StageTimer timer(context, Stage::kMatmul);
-    if (context.backend.product_add_norm(*p.product, p.x, params)) {
-      context.pending = {};
-      return;
-    }
+  if (!context.is_cut() && p.product && p.y == params.delta &&
+      context.backend.product_add_norm(*p.product, p.x, params)) {
+    context.pending = {};
+    return;
   }
   run_pending(context);
   if (context.is_cut()) sum_over_ranks(params, context);

@@ -42,10 +42,14 @@ void CudaBackend::embed(const void* table, const int32_t* ids, int64_t rows, int
               stream_.get());
 }
 
-void CudaBackend::add_norm(const AddNormParams& p) {
+void CudaBackend::add_norm(const AddNormParams& p) { add_norm(p, p.delta, 1); }
+
+void CudaBackend::add_norm(const AddNormParams& p, const float* delta, int64_t parts) {
   normed_ = nullptr;
   cuda::add_rms_norm({.hidden = out(p.hidden, p.dim),
-                      .delta = in(p.delta, p.dim),
+                      .delta = in(delta, p.dim),
+                      .delta_parts = parts,
+                      .delta_part_stride = p.rows * p.dim,
                       .second = in(p.second, p.dim),
                       .scale = p.scale,
                       .second_scale = p.second_scale,

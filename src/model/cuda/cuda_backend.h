@@ -66,6 +66,11 @@ class CudaBackend final : public Backend {
   void end_stage(Stage stage) override { clock_.end(stage, stream_.get()); }
 
  private:
+  // With delta as the sum of so many matrices one behind another.
+  void add_norm(const AddNormParams& params, const float* delta, int64_t parts);
+  // What a product of one row takes along: it adds to the residual stream, and the product behind
+  // it does the rest of the norm. Returns false, with nothing done, where it cannot.
+  bool product_and_sum(const Product& product, const void* x, const AddNormParams& norm);
   // up: [rows, 2 * dim] gate first, the gate scaled; or [rows, dim].
   void mlp_gate(MlpGate gate, float* up, float scale, int64_t rows, int64_t dim, void* y);
   // The decoding or the prefilling sequences of a pass as attention sees them.
@@ -97,7 +102,7 @@ class CudaBackend final : public Backend {
       expert_activated_{memory_};
   const void* normed_ = nullptr;  // the row of which norm_ is yet to come
   cuda::RowNorm norm_;
-  Scratch<float> squares_{memory_};
+  Scratch<float> squares_{memory_}, sums_{memory_};
   Scratch<float> expert_up_{memory_}, expert_out_{memory_}, gated_{memory_};
 };
 

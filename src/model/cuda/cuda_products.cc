@@ -4,6 +4,7 @@
 #include "model/cuda/cuda_backend.h"
 #include "ops/cuda/dense.h"
 #include "ops/cuda/experts.h"
+#include "ops/cuda/narrow.h"
 
 namespace replayssm {
 namespace {
@@ -57,7 +58,14 @@ class CudaProduct final : public Product {
                                                    : cuda::LinearActivation::kReluSquared;
     linear.scale = p.scale;
     linear.activated = p.y;
-    return runner_.run(linear, stream_);
+    return runner_.run(linear, stream_).activated;
+  }
+
+  // Returns of how many parts y is the sum.
+  int64_t apply_parts(const void* x, int64_t rows, float* y, int64_t most_parts) const {
+    cuda::LinearParams linear = params(x, in_features(), rows, y, out_features());
+    linear.most_parts = most_parts;
+    return runner_.run(linear, stream_).parts;
   }
 
   // Returns whether it is one that does; what is yet to come of the norm is then in p.squares.
@@ -103,6 +111,9 @@ struct CudaExperts final : Experts {
   int64_t weight_bytes() const override { return up.bytes() + down.bytes(); }
 };
 
+// Of the results of products that only a norm reads, which takes longer for each.
+constexpr int64_t kMostParts = 4;
+
 }  // namespace
 
 std::unique_ptr<Product> CudaBackend::make_product(const ProductWeights& weights) {
@@ -139,19 +150,36 @@ std::unique_ptr<Experts> CudaBackend::make_experts(const std::vector<MlpWeights>
 }
 
 bool CudaBackend::product_add_norm(const Product& product, const void* x, const AddNormParams& p) {
-  if (p.rows != 1 || p.row_index || p.second || p.y_wide || product.out_features() != p.dim)
+  if (p.row_index || p.second || product.out_features() != p.dim || p.rows > cuda::kMostNarrowRows)
     return false;
+  if (product_and_sum(product, x, p)) return true;
+  float* sums = sums_.get(p.rows * p.dim * kMostParts);
+  start_stage();
+  const int64_t parts =
+      static_cast<const CudaProduct&>(product).apply_parts(x, p.rows, sums, kMostParts);
+  end_stage(Stage::kMatmul);
+  start_stage();
+  add_norm(p, sums, parts);
+  end_stage(Stage::kNorm);
+  return true;
+}
+
+bool CudaBackend::product_and_sum(const Product& product, const void* x, const AddNormParams& p) {
+  if (p.rows != 1 || p.y_wide) return false;
   const cuda::RowNorm norm{.squares = squares_.get(cuda::residual_parts(p.dim)),
                            .parts = cuda::residual_parts(p.dim),
                            .dim = p.dim,
                            .eps = p.eps};
-  if (!static_cast<const CudaProduct&>(product).apply_residual(x, p.rows,
-                                                               {.hidden = p.hidden,
-                                                                .scale = p.scale,
-                                                                .weight = p.weight,
-                                                                .normed = p.y,
-                                                                .squares = squares_.get(0)}))
-    return false;
+  start_stage();
+  const bool fused =
+      static_cast<const CudaProduct&>(product).apply_residual(x, p.rows,
+                                                              {.hidden = p.hidden,
+                                                               .scale = p.scale,
+                                                               .weight = p.weight,
+                                                               .normed = p.y,
+                                                               .squares = squares_.get(0)});
+  end_stage(Stage::kMatmul);
+  if (!fused) return false;
   normed_ = p.y;
   norm_ = norm;
   return true;

@@ -40,11 +40,14 @@ void embed(const InRows& table, const int32_t* ids, const int32_t* drawn, int64_
 //
 //   h[r] = hidden[r] + scale delta[r] + second_scale second[r]        y[r] = norm(h[r]) weight
 //
-// norm(h) = h / sqrt(mean(h^2) + eps). Without `row_index`, h replaces hidden wherever something is
-// added. With it, row_index[r] takes r's place on the right (negative: y[r] = 0) and hidden stays.
+// norm(h) = h / sqrt(mean(h^2) + eps). delta may be the sum of several parts. Without `row_index`,
+// h replaces hidden wherever something is added. With it, row_index[r] takes r's place on the right
+// (negative: y[r] = 0) and hidden stays.
 struct AddNormParams {
   OutRows hidden{};                    // [rows, dim]
   InRows delta{};                      // data may be null: nothing is added
+  int64_t delta_parts = 1;             // delta_part_stride apart
+  int64_t delta_part_stride = 0;       //
   InRows second{};                     // the same
   float scale = 1;                     // of delta
   float second_scale = 1;              // of second

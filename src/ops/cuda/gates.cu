@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "ops/check_params.h"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/fast_divide.h"
 #include "ops/cuda/scalar_gates.cuh"
 
 namespace replayssm::cuda {
@@ -17,15 +18,15 @@ struct Place {
   int64_t token, head;
   bool active;
 };
-__device__ inline Place place(int64_t tokens, int64_t heads) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, token = i / heads;
-  return {token, i - token * heads, token < tokens};
+__device__ inline Place place(int64_t tokens, const FastDivide& heads) {
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x, token = heads.divide(i);
+  return {token, i - token * heads.divisor, token < tokens};
 }
 
 __global__ void __launch_bounds__(kThreads)
-    mamba2_gates_kernel(const __grid_constant__ Mamba2GateParams p) {
+    mamba2_gates_kernel(const __grid_constant__ Mamba2GateParams p, FastDivide heads) {
   release_successor();
-  const auto [token, head, active] = place(p.tokens, p.heads);
+  const auto [token, head, active] = place(p.tokens, heads);
   const float bias = active ? __ldg(p.dt_bias + head) : 0.0f;
   const float a = active ? __ldg(p.a + head) : 0.0f;
   wait_for_predecessor();
@@ -38,9 +39,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    delta_gates_kernel(const __grid_constant__ DeltaGateParams p) {
+    delta_gates_kernel(const __grid_constant__ DeltaGateParams p, FastDivide heads) {
   release_successor();
-  const auto [token, head, active] = place(p.tokens, p.heads);
+  const auto [token, head, active] = place(p.tokens, heads);
   const bool decays = active && p.alpha != nullptr;
   const float bias = decays ? __ldg(p.dt_bias + head) : 0.0f;
   const float a = decays ? __ldg(p.a + head) : 0.0f;
@@ -56,7 +57,8 @@ __global__ void __launch_bounds__(kThreads)
 
 dim3 grid_of(int64_t tokens, int64_t heads) {
   const int64_t blocks = (tokens * heads + kThreads - 1) / kThreads;
-  if (blocks > INT32_MAX) fail("tokens: expected fewer, got ", tokens, " of ", heads, " heads");
+  if (blocks > INT32_MAX / kThreads)
+    fail("tokens: expected fewer, got ", tokens, " of ", heads, " heads");
   return dim3(static_cast<unsigned>(blocks));
 }
 
@@ -84,7 +86,7 @@ void mamba2_gates(const Mamba2GateParams& p, cudaStream_t stream) {
        {std::pair{"dt_bias", p.dt_bias}, {"a", p.a}, {"b", p.b}, {"g", p.g}})
     check_pointer(name, pointer, sizeof(float));
   launch_dependent("mamba2_gates", mamba2_gates_kernel, grid_of(p.tokens, p.heads), kThreads, 0,
-                   stream, p);
+                   stream, p, FastDivide(static_cast<uint32_t>(p.heads)));
 }
 
 void delta_gates(const DeltaGateParams& p, cudaStream_t stream) {
@@ -98,7 +100,7 @@ void delta_gates(const DeltaGateParams& p, cudaStream_t stream) {
       check_pointer(name, pointer, sizeof(float));
   }
   launch_dependent("delta_gates", delta_gates_kernel, grid_of(p.tokens, p.heads), kThreads, 0,
-                   stream, p);
+                   stream, p, FastDivide(static_cast<uint32_t>(p.heads)));
 }
 
 }  // namespace replayssm::cuda

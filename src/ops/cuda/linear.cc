@@ -12,7 +12,9 @@
 
 #include "core/check.h"
 #include "ops/cuda/check_cuda.h"
+#include "ops/cuda/narrow.h"
 #include "ops/cuda/skinny.h"
+#include "ops/cuda/vector_width.h"
 
 namespace replayssm::cuda {
 namespace {
@@ -73,12 +75,21 @@ Layout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t leadin
   return result;
 }
 
+// A way to compute a product.
+struct Way {
+  enum class Kernel : uint8_t { kLibrary, kSkinny, kNarrow };
+
+  Kernel kernel = Kernel::kLibrary;
+  cublasLtMatmulAlgo_t algorithm{};  // the library's
+  NarrowTile tile{};                 // of kNarrow
+};
+using Kernel = Way::Kernel;
+
 // A product as the library sees it: y^T = weight x^T with all matrices column-major.
 struct Plan {
   Operation operation;
   Layout weight, x, y;
-  cublasLtMatmulAlgo_t algorithm{};
-  bool skinny = false;  // not through the library
+  Way way{};
   bool tuned = false;
 };
 
@@ -142,11 +153,14 @@ struct LinearRunner::Impl {
   std::vector<cublasLtMatmulAlgo_t> proposals(const Plan& plan);
   void choose_fastest(const LinearParams& p, Plan& plan, cudaStream_t stream);
   cublasStatus_t multiply(const LinearParams& p, const Plan& plan, cudaStream_t stream);
-  // Milliseconds of the fastest of some runs that find nothing in the caches; infinite for an
-  // error.
-  float time(const LinearParams& p, const Plan& plan, cudaStream_t stream);
+  cublasStatus_t run(const LinearParams& p, const Plan& plan, cudaStream_t stream);
+  // Median milliseconds of runs that find nothing in the caches; infinite for an error.
+  float time(const LinearParams& p, const Plan& plan, int runs, cudaStream_t stream);
+  // Those that a way, which becomes the plan's, costs among other kernels.
+  float cost(const LinearParams& p, Plan& plan, const Way& way, int runs, cudaStream_t stream);
 
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool,
+                         bool, LinearActivation>;
   Library library;
   Buffer workspace, flushed;
   Event start, stop;
@@ -177,53 +191,77 @@ cublasStatus_t LinearRunner::Impl::multiply(const LinearParams& p, const Plan& p
   if (p.bias) set_bias(plan.operation, p.bias);
   const float one = 1, zero = 0;
   return cublasLtMatmul(library.get(), plan.operation.get(), &one, p.weight, plan.weight.get(), p.x,
-                        plan.x.get(), &zero, p.y, plan.y.get(), p.y, plan.y.get(), &plan.algorithm,
-                        workspace.as<>(), static_cast<size_t>(workspace.bytes()), stream);
+                        plan.x.get(), &zero, p.y, plan.y.get(), p.y, plan.y.get(),
+                        &plan.way.algorithm, workspace.as<>(),
+                        static_cast<size_t>(workspace.bytes()), stream);
 }
 
-float LinearRunner::Impl::time(const LinearParams& p, const Plan& plan, cudaStream_t stream) {
-  constexpr int kRuns = 4;  // the first one loads the kernel
-  float best = std::numeric_limits<float>::infinity();
-  for (int run = 0; run < kRuns; ++run) {
-    check_cuda(cudaMemsetAsync(flushed.as<void>(), run, static_cast<size_t>(kFlushBytes), stream),
+cublasStatus_t LinearRunner::Impl::run(const LinearParams& p, const Plan& plan,
+                                       cudaStream_t stream) {
+  switch (plan.way.kernel) {
+    case Kernel::kSkinny: skinny_product(p, stream); break;
+    case Kernel::kNarrow: narrow_product(p, plan.way.tile, stream); break;
+    case Kernel::kLibrary: return multiply(p, plan, stream);
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+float LinearRunner::Impl::time(const LinearParams& p, const Plan& plan, int runs,
+                               cudaStream_t stream) {
+  std::vector<float> times;
+  for (int i = 0; i <= runs; ++i) {  // the first one loads the kernel
+    check_cuda(cudaMemsetAsync(flushed.as<void>(), i, static_cast<size_t>(kFlushBytes), stream),
                "timing a product");
     check_cuda(cudaEventRecord(start.get(), stream), "timing a product");
-    if (plan.skinny) {
-      skinny_product(p, stream);
-    } else if (multiply(p, plan, stream) != CUBLAS_STATUS_SUCCESS) {
-      return best;
-    }
+    if (run(p, plan, stream) != CUBLAS_STATUS_SUCCESS)
+      return std::numeric_limits<float>::infinity();
     check_cuda(cudaEventRecord(stop.get(), stream), "timing a product");
     check_cuda(cudaEventSynchronize(stop.get()), "timing a product");
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, start.get(), stop.get()), "timing a product");
-    if (run > 0) best = std::min(best, milliseconds);
+    if (i > 0) times.push_back(milliseconds);
   }
-  return best;
+  std::ranges::nth_element(times, times.begin() + runs / 2);
+  return times[runs / 2];
+}
+
+float LinearRunner::Impl::cost(const LinearParams& p, Plan& plan, const Way& way, int runs,
+                               cudaStream_t stream) {
+  plan.way = way;
+  const float milliseconds = time(p, plan, runs, stream);
+  // What kernels of ours read before the one in front has ended is not in their time here.
+  if (way.kernel != Kernel::kLibrary) return 0.95f * milliseconds;
+  if (p.activation == LinearActivation::kNone) return milliseconds;
+  // Nor is the activation in the library's: a launch, and its bytes at what the device can read.
+  constexpr float kLaunch = 2e-3f, kBytesPerMillisecond = 3.5e9f;
+  const int64_t bytes = p.rows * p.out_features * (int64_t{sizeof(float)} + 1);
+  return milliseconds + kLaunch + static_cast<float>(bytes) / kBytesPerMillisecond;
 }
 
 void LinearRunner::Impl::choose_fastest(const LinearParams& p, Plan& plan, cudaStream_t stream) {
-  cublasLtMatmulAlgo_t best = plan.algorithm;
-  float least = std::numeric_limits<float>::infinity();
-  for (const cublasLtMatmulAlgo_t& algorithm : proposals(plan)) {
-    plan.algorithm = algorithm;
-    const float milliseconds = time(p, plan, stream);
-    if (milliseconds >= least) continue;
-    least = milliseconds;
-    best = algorithm;
-  }
-  plan.algorithm = best;
+  constexpr int kRuns = 3, kFinalRuns = 15;
+  constexpr size_t kFinalists = 6;
+  std::vector<std::pair<float, Way>> ways;
+  const auto add = [&](const Way& way) {
+    ways.emplace_back(cost(p, plan, way, kRuns, stream), way);
+  };
+  for (const cublasLtMatmulAlgo_t& algorithm : proposals(plan)) add({Kernel::kLibrary, algorithm});
+  if (is_skinny(p)) add({.kernel = Kernel::kSkinny});
+  for (const NarrowTile& tile : narrow_tiles(p)) add({.kernel = Kernel::kNarrow, .tile = tile});
+  const auto costs = [](const auto& way) { return way.first; };
+  std::ranges::sort(ways, {}, costs);
+  ways.resize(std::min(ways.size(), kFinalists));
+  for (auto& [cost_of, way] : ways) cost_of = cost(p, plan, way, kFinalRuns, stream);
+  plan.way = std::ranges::min_element(ways, {}, costs)->second;
   plan.tuned = true;
-  if (!is_skinny(p)) return;
-  // What it reads before the kernel in front has ended is not in its time here.
-  constexpr float kOverlap = 0.95f;
-  plan.skinny = true;
-  plan.skinny = kOverlap * time(p, plan, stream) < least;
 }
 
 const Plan& LinearRunner::Impl::plan(const LinearParams& p, cudaStream_t stream) {
-  const Key key{p.rows,          p.out_features,  p.in_features, p.heads,
-                p.x_head_stride, p.y_head_stride, p.dtype,       p.bias != nullptr};
+  const bool aligned =
+      rows_aligned(p.x) && rows_aligned(p.weight) && rows_aligned(p.y) && rows_aligned(p.activated);
+  const Key key{p.rows,          p.out_features, p.in_features, p.heads,           p.x_head_stride,
+                p.y_head_stride, p.most_parts,   p.dtype,       p.bias != nullptr, aligned,
+                p.activation};
   auto known = plans.find(key);
   if (known == plans.end()) {
     constexpr size_t kMostPlans = 4096;  // prompts come in all lengths
@@ -232,7 +270,7 @@ const Plan& LinearRunner::Impl::plan(const LinearParams& p, cudaStream_t stream)
     const auto algorithms = proposals(plan);
     REPLAYSSM_CHECK(!algorithms.empty(), "no algorithm for ", p.rows, " x ", p.out_features, " x ",
                     p.in_features);
-    plan.algorithm = algorithms.front();
+    plan.way.algorithm = algorithms.front();
     known = plans.emplace(key, std::move(plan)).first;
   }
   Plan& plan = known->second;
@@ -245,23 +283,21 @@ LinearRunner::~LinearRunner() = default;
 
 void LinearRunner::tune(bool on) { impl_->tuning = on; }
 
-bool LinearRunner::run(const LinearParams& p, cudaStream_t stream) {
+LinearResult LinearRunner::run(const LinearParams& p, cudaStream_t stream) {
   const bool plain = p.activation == LinearActivation::kNone;
   REPLAYSSM_CHECK((!p.norm.squares && !p.residual.hidden) || fuses_norms(p), "rows=", p.rows);
-  REPLAYSSM_CHECK(p.heads == 1 || (!p.bias && plain), "bias or activation with ", p.heads,
-                  " heads");
-  if (p.rows == 0 || p.out_features == 0) return true;
+  REPLAYSSM_CHECK(p.heads == 1 || (!p.bias && plain && p.most_parts == 1),
+                  "bias, activation or parts with ", p.heads, " heads");
+  REPLAYSSM_CHECK(plain || p.most_parts == 1, "activation of ", p.most_parts, " parts");
+  if (p.rows == 0 || p.out_features == 0) return {};
   if (p.rows == 1 && is_skinny(p)) {
     skinny_product(p, stream);
-    return true;
+    return {};
   }
   const Plan& plan = impl_->plan(p, stream);
-  if (plan.skinny) {
-    skinny_product(p, stream);
-    return true;
-  }
-  check_blas(impl_->multiply(p, plan, stream), "run");
-  return plain;
+  check_blas(impl_->run(p, plan, stream), "run");
+  return {.activated = plain || plan.way.kernel != Kernel::kLibrary,
+          .parts = plan.way.kernel == Kernel::kNarrow ? plan.way.tile.parts : 1};
 }
 
 }  // namespace replayssm::cuda

@@ -51,6 +51,8 @@ struct LinearParams {
   DType dtype = DType::kBFloat16;  // of x and weight: float32, float16 or bfloat16
   float* y = nullptr;  // [rows, heads, y_head_stride], of which out_features are written
   int64_t y_head_stride = 0;
+  // One head only, no activation: y may come as so many matrices one behind another, to be added.
+  int64_t most_parts = 1;
   // One head only: its outputs, side by side, in x's type. y may then be left alone.
   LinearActivation activation = LinearActivation::kNone;
   float scale = 1;
@@ -64,6 +66,12 @@ struct LinearParams {
 bool fuses_norms(const LinearParams& params);
 int64_t residual_parts(int64_t out_features);
 
+// What a product has left behind.
+struct LinearResult {
+  bool activated = true;  // else y holds the product, without the activation
+  int64_t parts = 1;      // of y
+};
+
 // How products are run: the library's handle, its scratch memory and the way chosen for every shape
 // seen so far. One stream at a time.
 class LinearRunner {
@@ -71,13 +79,12 @@ class LinearRunner {
   explicit LinearRunner(Memory& memory);
   ~LinearRunner();
 
-  // Enqueued only. A shape's first call asks the library for an algorithm. Returns whether the
-  // activation has been applied: else y holds the product.
-  bool run(const LinearParams& params, cudaStream_t stream);
+  // Enqueued only. A shape's first call asks the library for an algorithm.
+  LinearResult run(const LinearParams& params, cudaStream_t stream);
 
   // While tuning is on, a shape's first call outside of captures waits for the device: it times the
-  // algorithms that the library proposes and the kernel for few rows (skinny.h), and keeps the
-  // fastest. One row always has that kernel.
+  // algorithms that the library proposes and the kernels for few rows (skinny.h, narrow.h), and
+  // keeps the fastest. One row always has the first of those.
   void tune(bool on);
 
  private:

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 #include "ops/cuda/activations.cuh"
 #include "ops/cuda/block_reduce.cuh"
 #include "ops/cuda/check_rows.h"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/fast_divide.h"
 
 namespace replayssm::cuda {
 namespace {
@@ -22,16 +24,28 @@ __device__ inline float team_sum(float x, int team, float* shared) {
   return team <= 32 ? warp_sum(x, team) : block_sum(x, shared);
 }
 
-// A thread has kChunks runs of kVec consecutive channels, those of a team side by side.
-template <int kVec, int kChunks>
+// X: void where types are known at run time only.
+template <class X, int kVec>
+__device__ inline void load(const void* data, DType dtype, int64_t index, float (&x)[kVec]) {
+  if constexpr (std::is_void_v<X>) {
+    load_run<kVec>(data, dtype, index, x);
+  } else {
+    load_run<X, kVec>(static_cast<const X*>(data) + index, x);
+  }
+}
+
+// A thread has kChunks runs of kVec consecutive channels, those of a team side by side. X: the type
+// of x and gate.
+template <class X, int kVec, int kChunks>
 __global__ void __launch_bounds__(kMaxThreads)
-    gated_rms_norm_kernel(const __grid_constant__ GatedNormParams p, int team) {
+    gated_rms_norm_kernel(const __grid_constant__ GatedNormParams p, int team_log,
+                          FastDivide groups) {
   release_successor();
   __shared__ float shared[kMaxThreads / 32];
-  const int member = static_cast<int>(threadIdx.x) & (team - 1);
-  const int64_t teams = blockDim.x / team, group = blockIdx.x * teams + threadIdx.x / team;
+  const int team = 1 << team_log, member = static_cast<int>(threadIdx.x) & (team - 1);
+  const int64_t group = blockIdx.x * (blockDim.x >> team_log) + (threadIdx.x >> team_log);
   bool exists = group < p.rows * p.groups;
-  const int64_t row = exists ? group / p.groups : 0,
+  const int64_t row = groups.divide(static_cast<uint32_t>(group)),
                 channel = (group - row * p.groups) * p.group_dim;
   if (p.first_row) exists = exists && *p.first_row <= row && row < *p.end_row;
   const auto at = [&](int c) { return (c * team + member) * kVec; };
@@ -45,8 +59,8 @@ __global__ void __launch_bounds__(kMaxThreads)
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     if (!active(c)) continue;
-    load_run<kVec>(p.x, p.x_dtype, group * p.group_dim + at(c), x[c]);
-    load_run<kVec>(p.gate, p.gate_dtype, row * p.gate_stride + channel + at(c), act[c]);
+    load<X>(p.x, p.x_dtype, group * p.group_dim + at(c), x[c]);
+    load<X>(p.gate, p.gate_dtype, row * p.gate_stride + channel + at(c), act[c]);
   }
   float sum = 0;
 #pragma unroll
@@ -77,15 +91,18 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-template <int kVec, int kChunks>
+template <class X, int kVec, int kChunks>
 void launch_norm(const GatedNormParams& p, cudaStream_t stream) {
   const auto runs = static_cast<uint64_t>((p.group_dim + kVec - 1) / kVec);
   const int team = static_cast<int>(std::min<uint64_t>(std::bit_ceil(runs), kMaxThreads));
   const int threads = team > 32 ? team : kMinThreads;
   const int64_t teams = threads / team, blocks = (p.rows * p.groups + teams - 1) / teams;
-  if (blocks > INT32_MAX) fail("rows: expected fewer, got ", p.rows, " of ", p.groups, " groups");
-  launch_dependent("gated_rms_norm", gated_rms_norm_kernel<kVec, kChunks>,
-                   dim3(static_cast<unsigned>(blocks)), threads, 0, stream, p, team);
+  if (p.rows * p.groups > INT32_MAX)
+    fail("rows: expected fewer, got ", p.rows, " of ", p.groups, " groups");
+  launch_dependent("gated_rms_norm", gated_rms_norm_kernel<X, kVec, kChunks>,
+                   dim3(static_cast<unsigned>(blocks)), threads, 0, stream, p,
+                   std::countr_zero(static_cast<unsigned>(team)),
+                   FastDivide(static_cast<uint32_t>(p.groups)));
 }
 
 void check_norm(const GatedNormParams& p) {
@@ -115,8 +132,11 @@ void gated_rms_norm(const GatedNormParams& p, cudaStream_t stream) {
   const bool vectors = p.group_dim % kVec == 0 && rows_aligned(p.x) && rows_aligned(p.y) &&
                        rows_aligned(p.gate, p.gate_stride * dtype_bytes(p.gate_dtype)) &&
                        rows_aligned(p.weight);
-  if (vectors) return launch_norm<kVec, kMaxGroupDim / kVec / kMaxThreads>(p, stream);
-  launch_norm<1, kMaxGroupDim / kMaxThreads>(p, stream);
+  if (!vectors) return launch_norm<void, 1, kMaxGroupDim / kMaxThreads>(p, stream);
+  constexpr int kChunks = kMaxGroupDim / kVec / kMaxThreads;
+  if (p.x_dtype == DType::kFloat32 && p.gate_dtype == DType::kFloat32)
+    return launch_norm<float, kVec, kChunks>(p, stream);
+  launch_norm<void, kVec, kChunks>(p, stream);
 }
 
 }  // namespace replayssm::cuda

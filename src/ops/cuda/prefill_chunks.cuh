@@ -1,66 +1,21 @@
-// Mamba-2 over prompts, in chunks of matrix products on the tensor cores: a block has one head of a
-// sequence, a warp 16 rows of its state, which stay in its registers from chunk to chunk.
-//
-// Within a chunk let D_ij be the log decay from just after token j up to token i and L_i that from
-// the chunk's start:
+// Mamba-2 over prompts, in chunks:
 //
 //   o_i = e^{L_i} S q_i + sum_{j<=i} e^{D_ij} b_j (q_i . k_j) v_j
 //   S  <- e^{L_n} S + sum_j e^{D_nj} b_j v_j k_j^T
 //
-// q, k and v are bfloat16; S and the weights enter products with them as sums of two such numbers.
-// D is a difference of sums in double: it may be small where they are not. Barriers per chunk: its
-// inputs and decays are here; its weights are here.
+// Barriers per chunk: its inputs and decays are here; its weights are here.
 #pragma once
 
-#include "ops/cuda/activations.cuh"
-#include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/mma.cuh"
-#include "ops/cuda/reduce.cuh"
-#include "replayssm/ops.h"
+#include "ops/cuda/prefill_chunk_block.cuh"
 
 namespace replayssm::cuda {
 
-template <int kWarps>
-struct ChunkTile {
-  static constexpr int kTokens = 64, kTokenTiles = kTokens / 16, kState = 128, kDim = 16 * kWarps;
-  static constexpr int kThreads = 32 * kWarps;
-  // Rows of eight lanes meet no bank twice.
-  static constexpr int kKeyStride = kState + 8, kValueStride = kDim + 8,
-                       kWeightStride = kTokens + 8;
-
-  // Shared memory, in 16-bit elements: two stages of queries, keys, values; the weights' parts.
-  static constexpr int kKeys = kTokens * kKeyStride, kValues = 2 * kKeys,
-                       kStage = kValues + kTokens * kValueStride, kWeights = 2 * kStage,
-                       kPart = kTokens * kWeightStride, kEnd = kWeights + 2 * kPart;
-  // Then two of these, of one chunk and the next.
-  struct Decays {
-    double log[kTokens];      // L
-    float strength[kTokens];  // b
-    float start[kTokens];     // e^L
-    float end[kTokens];       // e^{D_n} b
-  };
-  static constexpr int kBytes = kEnd * 2 + 2 * int(sizeof(Decays));
-};
-
 template <class State, int kWarps>
-class ChunkBlock {
+class Mamba2Chunks : protected ChunkBlock<State, kWarps, 1> {
  public:
-  using Tile = ChunkTile<kWarps>;
-  using Decays = typename Tile::Decays;
-  static constexpr int kTokens = Tile::kTokens, kTokenTiles = Tile::kTokenTiles;
-  static constexpr int kState = Tile::kState, kColumnTiles = kState / 8;
-
-  __device__ ChunkBlock(const RecurrentPrefillParams& p, Bf16* shared)
-      : p_(p),
-        shared_(shared),
-        decays_(reinterpret_cast<Decays*>(shared + Tile::kEnd)),
-        me_(static_cast<int>(threadIdx.x)),
-        lane_(me_ % 32),
-        warp_(me_ / 32),
-        head_(static_cast<int>(blockIdx.x)),
-        slot_(p.batch.slot[blockIdx.y]),
-        token_(p.batch.query_start[blockIdx.y]),
-        window_(p.batch.query_start[blockIdx.y + 1] - token_) {}
+  using Block = ChunkBlock<State, kWarps, 1>;
+  using Block::Block, Block::kColumnTiles, Block::kTokens, Block::kTokenTiles;
+  using Tile = typename Block::Tile;
 
   __device__ void run() {
     if (window_ == 0) return;
@@ -77,9 +32,10 @@ class ChunkBlock {
         fetch(chunk_ + 1);
         next_gates(chunk_ + 1);
       }
-      weigh();
+      for (int n = warp_; n < Tile::kLowerTiles; n += kWarps)
+        this->weigh(stage(), n, nullptr, false, weights(0));
       float y[kTokenTiles][2][4] = {};
-      read_state(y);
+      read_state(y, nullptr);
       __syncthreads();
       add_window(y);
       store_outputs(y);
@@ -89,155 +45,15 @@ class ChunkBlock {
   }
 
  private:
-  __device__ const Bf16* stage() const { return shared_ + (chunk_ & 1) * Tile::kStage; }
-  __device__ const Decays& decays() const { return decays_[chunk_ & 1]; }
-  // The first of this warp's rows.
-  __device__ int row0() const { return warp_ * 16; }
-
-  // Tokens behind the window become zeros.
-  __device__ void fetch(int chunk) const {
-    constexpr int kKeyRuns = kState / 8, kValueRuns = Tile::kDim / 8;
-    const int key_head = head_ / static_cast<int>(p_.shape.heads / p_.shape.key_heads);
-    const auto* q = static_cast<const Bf16*>(p_.q) + int64_t{key_head} * kState;
-    const auto* k = static_cast<const Bf16*>(p_.k) + int64_t{key_head} * kState;
-    const auto* v = static_cast<const Bf16*>(p_.v) + int64_t{head_} * Tile::kDim;
-    Bf16* const to = shared_ + (chunk & 1) * Tile::kStage;
-    const int left = window_ - chunk * kTokens;
-    const int64_t first = int64_t{token_} + chunk * kTokens;
-#pragma unroll 2
-    for (int i = me_; i < kTokens * kKeyRuns; i += Tile::kThreads) {
-      const int t = i / kKeyRuns, column = i % kKeyRuns * 8;
-      const int64_t token = t < left ? first + t : first;
-      Bf16* const row = to + t * Tile::kKeyStride + column;
-      copy_async_16_or_zero(row, q + token * p_.q_stride + column, t < left);
-      copy_async_16_or_zero(row + Tile::kKeys, k + token * p_.k_stride + column, t < left);
-    }
-#pragma unroll 2
-    for (int i = me_; i < kTokens * kValueRuns; i += Tile::kThreads) {
-      const int t = i / kValueRuns, column = i % kValueRuns * 8;
-      const int64_t token = t < left ? first + t : first;
-      copy_async_16_or_zero(to + Tile::kValues + t * Tile::kValueStride + column,
-                            v + token * p_.v_stride + column, t < left);
-    }
-    copy_async_commit();
-  }
-
-  // The first warp's lanes have two tokens each.
-  __device__ void next_gates(int chunk) {
-    if (warp_ > 0) return;
-    for (int i = 0; i < 2; ++i) {
-      const int t = chunk * kTokens + 2 * lane_ + i;
-      const int64_t at = (int64_t{token_} + t) * p_.shape.heads + head_;
-      strength_[i] = t < window_ ? p_.b[at] : 0.0f;
-      decay_[i] = t < window_ ? p_.g[at] : 0.0f;
-    }
-  }
-  __device__ void keep_decays() {
-    double sum = double{decay_[0]} + decay_[1];
-    for (int d = 1; d < 32; d *= 2) {
-      const double other = __shfl_up_sync(kAllLanes, sum, d);
-      if (lane_ >= d) sum += other;
-    }
-    const double all = __shfl_sync(kAllLanes, sum, 31);
-    Decays& to = decays_[chunk_ & 1];
-    for (int i = 0; i < 2; ++i) {
-      const double log = i == 1 ? sum : sum - decay_[1];
-      to.log[2 * lane_ + i] = log;
-      to.strength[2 * lane_ + i] = strength_[i];
-      to.start[2 * lane_ + i] = expf(static_cast<float>(log));
-      to.end[2 * lane_ + i] = expf(static_cast<float>(all - log)) * strength_[i];
-    }
-  }
-
-  // Element (row, column) of a state in a warp's registers: tile column / 8, that of the lane.
-  __device__ int64_t state_row(int half) const {
-    return (int64_t{slot_} * p_.shape.heads + head_) * Tile::kDim + row0() + lane_ / 4 + 8 * half;
-  }
-  __device__ void load_state() {
-    const auto* state = static_cast<const State*>(p_.state.checkpoint);
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      for (int c = 0; c < kColumnTiles; ++c) {
-        const State* from = state + state_row(h) * kState + c * 8 + lane_ % 4 * 2;
-        s_[c][2 * h] = to_float(from[0]);
-        s_[c][2 * h + 1] = to_float(from[1]);
-      }
-  }
-
-  // The chunk's weights e^{D_ij} b_j (q_i . k_j): tiles of 16 by 16 tokens, the lower ones.
-  __device__ void weigh() const {
-    constexpr int kTiles = kTokenTiles * (kTokenTiles + 1) / 2;
-    for (int n = warp_; n < kTiles; n += kWarps) {
-      int it = 0, jt = n;
-      while (jt > it) jt -= ++it;
-      const Bf16* q = stage() + (it * 16 + lane_ % 16) * Tile::kKeyStride + lane_ / 16 * 8;
-      const Bf16* k = stage() + Tile::kKeys +
-                      (jt * 16 + lane_ / 16 * 8 + lane_ % 8) * Tile::kKeyStride + lane_ / 8 % 2 * 8;
-      float product[2][4] = {};
-#pragma unroll
-      for (int c = 0; c < kState; c += 16) {
-        uint32_t a[4], b[4];
-        load_tiles(a, q + c);
-        load_tiles(b, k + c);
-        multiply_tile<Bf16>(product[0], a, b[0], b[1]);
-        multiply_tile<Bf16>(product[1], a, b[2], b[3]);
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          const int i = it * 16 + lane_ / 4 + 8 * h, j = jt * 16 + column * 8 + lane_ % 4 * 2;
-          float w[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const bool seen = i >= j + e;
-            const double between = decays().log[i] - decays().log[j + e];
-            const float decay = expf(seen ? static_cast<float>(between) : -INFINITY);
-            const float weight = product[column][2 * h + e] * decays().strength[j + e] * decay;
-            w[e] = seen ? weight : 0.0f;
-          }
-          const SplitPair split = split_pair(w[0], w[1]);
-          Bf16* to = shared_ + Tile::kWeights + i * Tile::kWeightStride + j;
-          *reinterpret_cast<uint32_t*>(to) = split.high;
-          *reinterpret_cast<uint32_t*>(to + Tile::kPart) = split.low;
-        }
-    }
-  }
-
-  // y = e^L S q: rows of tokens, columns of this warp's rows.
-  __device__ void read_state(float (&y)[kTokenTiles][2][4]) const {
-    const Bf16* q = stage() + lane_ % 16 * Tile::kKeyStride + lane_ / 16 * 8;
-#pragma unroll
-    for (int c = 0; c < kColumnTiles; c += 2) {
-      SplitPair b[2][2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int n = 0; n < 2; ++n) b[h][n] = split_pair(s_[c + n][2 * h], s_[c + n][2 * h + 1]);
-#pragma unroll
-      for (int it = 0; it < kTokenTiles; ++it) {
-        uint32_t a[4];
-        load_tiles(a, q + it * 16 * Tile::kKeyStride + c * 8);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          multiply_tile<Bf16>(y[it][h], a, b[h][0].high, b[h][1].high);
-          multiply_tile<Bf16>(y[it][h], a, b[h][0].low, b[h][1].low);
-        }
-      }
-    }
-#pragma unroll
-    for (int it = 0; it < kTokenTiles; ++it)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float start = decays().start[it * 16 + lane_ / 4 + 8 * half];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) y[it][h][2 * half] *= start, y[it][h][2 * half + 1] *= start;
-      }
-  }
+  using Block::chunk_, Block::lane_, Block::p_, Block::s_, Block::slot_, Block::warp_,
+      Block::window_;
+  using Block::clear, Block::decays, Block::fetch, Block::keep_decays, Block::load_state,
+      Block::next_gates, Block::read_state, Block::row0, Block::stage, Block::store_outputs,
+      Block::store_state, Block::weights;
 
   // y += the chunk's weights times its values.
   __device__ void add_window(float (&y)[kTokenTiles][2][4]) const {
-    const Bf16* w = shared_ + Tile::kWeights + lane_ % 16 * Tile::kWeightStride + lane_ / 16 * 8;
+    const Bf16* w = weights(0) + lane_ % 16 * Tile::kWeightStride + lane_ / 16 * 8;
     const Bf16* v = stage() + Tile::kValues + (lane_ / 8 % 2 * 8 + lane_ % 8) * Tile::kValueStride +
                     row0() + lane_ / 16 * 8;
 #pragma unroll
@@ -254,34 +70,6 @@ class ChunkBlock {
           multiply_tile<Bf16>(y[it][1], a, b[2], b[3]);
         }
     }
-  }
-
-  // o = (y + skip v) silu(z).
-  __device__ void store_outputs(const float (&y)[kTokenTiles][2][4]) const {
-    const float skip = p_.skip ? p_.skip[head_] : 0.0f;
-#pragma unroll
-    for (int it = 0; it < kTokenTiles; ++it)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int t = it * 16 + lane_ / 4 + 8 * half, index = chunk_ * kTokens + t;
-        if (index >= window_) continue;
-        const int64_t token = int64_t{token_} + index;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int row = row0() + 8 * h + lane_ % 4 * 2;
-          float o[2] = {y[it][h][2 * half], y[it][h][2 * half + 1]}, x[2];
-          if (p_.skip) {
-            load_elements<Bf16, 2>(stage() + Tile::kValues + t * Tile::kValueStride + row, x);
-            o[0] = fmaf(skip, x[0], o[0]), o[1] = fmaf(skip, x[1], o[1]);
-          }
-          if (p_.z) {
-            load_elements<Bf16, 2>(
-                static_cast<const Bf16*>(p_.z) + token * p_.z_stride + head_ * Tile::kDim + row, x);
-            o[0] *= silu(x[0]), o[1] *= silu(x[1]);
-          }
-          store_pair(p_.o, p_.o_dtype, (token * p_.shape.heads + head_) * Tile::kDim + row, o);
-        }
-      }
   }
 
   __device__ void update_state() {
@@ -319,71 +107,6 @@ class ChunkBlock {
       }
     }
   }
-
-  // Checkpoint and read copy.
-  __device__ void store_state() const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      store_row(static_cast<State*>(p_.state.checkpoint), h, 1, 0);
-      const ReadCopy& copy = p_.state.read_copy;
-      if (copy.data == nullptr) continue;
-      if (copy.dtype == DType::kFloat16) store_row(static_cast<Fp16*>(copy.data), h, 1, 0);
-      if (copy.dtype == DType::kBFloat16) store_row(static_cast<Bf16*>(copy.data), h, 1, 0);
-      if (dtype_bytes(copy.dtype) > 1) continue;
-      float most = 0;
-#pragma unroll
-      for (int c = 0; c < kColumnTiles; ++c)
-        most = fmaxf(most, fmaxf(fabsf(s_[c][2 * h]), fabsf(s_[c][2 * h + 1])));
-      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-      float scale = most / dtype_max_8bit(copy.dtype);
-      if (scale < 0x1p-126f) scale = 0;
-      const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-      if (copy.dtype == DType::kInt8) {
-        store_row(static_cast<Int8*>(copy.data), h, inverse, scale);
-      } else {
-        store_row(static_cast<Fp8*>(copy.data), h, inverse, scale);
-      }
-      if (lane_ % 4 == 0) copy.scale[state_row(h)] = scale;
-    }
-  }
-  // scale, inverse: of 8-bit rows.
-  template <class T>
-  __device__ void store_row(T* base, int h, float inverse, float scale) const {
-    T* to = base + state_row(h) * kState + lane_ % 4 * 2;
-#pragma unroll
-    for (int c = 0; c < kColumnTiles; ++c) {
-      float x[4] = {s_[c][2 * h], s_[c][2 * h + 1]};
-      if constexpr (kIs8Bit<T>) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float q = x[e] * inverse;  // a quotient is this and a correction
-          x[e] = fmaf(fmaf(-q, scale, x[e]), inverse, q);
-        }
-        *reinterpret_cast<uint16_t*>(to + c * 8) = static_cast<uint16_t>(narrow<T>(x));
-      } else {
-        to[c * 8] = from_float<T>(x[0]);
-        to[c * 8 + 1] = from_float<T>(x[1]);
-      }
-    }
-  }
-
-  __device__ void clear() const {
-    const float zero = 0;
-    for (int i = me_; i < window_ * Tile::kDim; i += Tile::kThreads) {
-      const int64_t token = int64_t{token_} + i / Tile::kDim;
-      store_run<1>(p_.o, p_.o_dtype, (token * p_.shape.heads + head_) * Tile::kDim + i % Tile::kDim,
-                   &zero);
-    }
-  }
-
-  const RecurrentPrefillParams& p_;
-  Bf16* const shared_;
-  Decays* const decays_;
-  const int me_, lane_, warp_, head_, slot_, token_, window_;
-  int chunk_ = 0;
-  float strength_[2], decay_[2];  // of the chunk to come
-  float s_[kColumnTiles][4];
 };
 
 template <class State, int kWarps>
@@ -391,7 +114,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps <= 5 ? 2 : 1)
     prefill_chunks_kernel(const __grid_constant__ RecurrentPrefillParams p) {
   release_successor();
   extern __shared__ uint4 memory[];
-  ChunkBlock<State, kWarps> block(p, reinterpret_cast<Bf16*>(memory));
+  Mamba2Chunks<State, kWarps> block(p, reinterpret_cast<Bf16*>(memory));
   wait_for_predecessor();
   block.run();
 }

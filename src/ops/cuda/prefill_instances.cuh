@@ -10,9 +10,9 @@ template <Family kFamily, class State, int kState, bool kWhole>
 __global__ void __launch_bounds__(32 * kTokenWarps, 4)
     recurrent_prefill_kernel(const __grid_constant__ RecurrentPrefillParams p,
                              const __grid_constant__ TokenLaunch launch) {
-  extern __shared__ __align__(16) float prefill_shared[];
+  extern __shared__ __align__(16) float memory[];
   release_successor();
-  TokenRows<kFamily, State, kState, kWhole>(p, launch, prefill_shared).run_prompt();
+  TokenRows<kFamily, State, kState, kWhole>(p, launch, memory).run_prompt();
 }
 
 template <Family kFamily>

@@ -16,6 +16,7 @@
 #include "ops/cuda/activations.cuh"
 #include "ops/cuda/check_rows.h"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/greedy.h"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/sampling_rank.cuh"
 
@@ -28,9 +29,7 @@ constexpr int kBlocks = 8, kThreads = kSamplerWarps * 32, kWarps = kSamplerWarps
 constexpr int32_t kSeen = 1 << 30;  // a token of the prompt; lower bits count the output's
 constexpr double kUnit = 0x1p-44;   // of amounts
 
-// kGreedy: no row has anything but a likeliest token. That takes few registers, so that many blocks
-// share a multiprocessor.
-template <class T, bool kGreedy>
+template <class T>
 class RowSampler {
  public:
   __device__ RowSampler(const SampleParams& p, SamplerShared& shared)
@@ -46,15 +45,13 @@ class RowSampler {
   }
 
   __device__ void run() {
-    if constexpr (!kGreedy) {
-      if (me_ == 0) shared_.sampling = p_.sampling[row_];
-      __syncthreads();
-      penalised_ = has_penalties();
-      if (penalised_) count_tokens();
-    }
+    if (me_ == 0) shared_.sampling = p_.sampling[row_];
+    __syncthreads();
+    penalised_ = has_penalties();
+    if (penalised_) count_tokens();
     const int32_t token = choose();
     if (block_ == 0 && me_ == 0) p_.token[row_] = token;
-    if (!kGreedy && penalised_) forget_tokens();
+    if (penalised_) forget_tokens();
     cluster_.sync();  // nobody reads this block's memory any more
   }
 
@@ -127,7 +124,6 @@ class RowSampler {
   __device__ int32_t choose() {
     const Rank best = find_best();
     if (failed_) return kNoToken;
-    if constexpr (kGreedy) return static_cast<int32_t>(~best.id);
     if (shared_.sampling.temperature == 0) return static_cast<int32_t>(~best.id);
     largest_ = value_of(best);
     Rank least;  // of the kept
@@ -153,7 +149,7 @@ class RowSampler {
     for_logits([&](int id, float x) {
       flag |= !(x < INFINITY);             // NaN too
       if (x > most) most = x, first = id;  // ids ascend
-      if (kGreedy || !penalised_) return;
+      if (!penalised_) return;
       const Rank r = rank_of(value(id, x), id);
       if (best < r) best = r;
     });
@@ -351,13 +347,13 @@ class RowSampler {
   bool failed_ = false, penalised_ = false;
 };
 
-template <class T, bool kGreedy>
-__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads, kGreedy ? 4 : 1)
+template <class T>
+__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
     sample_kernel(const __grid_constant__ SampleParams p) {
   release_successor();
   __shared__ SamplerShared shared;
   wait_for_predecessor();
-  RowSampler<T, kGreedy>(p, shared).run();
+  RowSampler<T>(p, shared).run();
 }
 
 }  // namespace
@@ -373,19 +369,17 @@ void sample(const SampleParams& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   check_rows("logits", p.logits, p.rows, p.vocab);
   check_pointer("token", p.token, sizeof(int32_t));
-  if (p.sampling) {
-    check_pointer("sampling", p.sampling, alignof(SamplingRow));
-    check_pointer("position", p.position, sizeof(int64_t));
-  }
+  if (!p.sampling) return choose_likeliest(p, stream);
+  check_pointer("sampling", p.sampling, alignof(SamplingRow));
+  check_pointer("position", p.position, sizeof(int64_t));
   if (p.history.tokens) {
     check_pointer("history.prompt_length", p.history.prompt_length, sizeof(int32_t));
     check_pointer("history.length", p.history.length, sizeof(int32_t));
     check_pointer("workspace", p.workspace, 16);
   }
   const auto start = [&]<class T>() {
-    const auto kernel = p.sampling ? sample_kernel<T, false> : sample_kernel<T, true>;
-    launch_dependent("sample", kernel, dim3(blocks_for(p.rows * kBlocks, 1)), kThreads, 0, stream,
-                     p);
+    launch_dependent("sample", sample_kernel<T>, dim3(blocks_for(p.rows * kBlocks, 1)), kThreads, 0,
+                     stream, p);
   };
   switch (p.logits.dtype) {
     case DType::kBFloat16: return start.template operator()<Bf16>();

@@ -207,13 +207,13 @@ class Product {
 
 template <class T, int kRows, bool kPaired>
 __global__ void __launch_bounds__(kThreads) skinny_kernel(const __grid_constant__ SkinnyCall p) {
-  release_successor();
   extern __shared__ __align__(128) char memory[];
   __shared__ typename Product<T, kRows, kPaired>::Sums sums;
   Product<T, kRows, kPaired> product(p, sums, memory);
   product.fill_queue();
   wait_for_predecessor();
   product.load_x();
+  release_successor();
   product.multiply();
 }
 

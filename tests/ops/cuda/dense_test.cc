@@ -121,6 +121,16 @@ TEST(CudaDense, HeadsAreConvertedAndCopied) {
   });
 }
 
+// Norms of sums of so many parts and what they are added to, as in norms_test.cc.
+void expect_norm(const std::vector<float>& got, const reference::Values& want, int64_t dim,
+                 DType dtype, double parts) {
+  for (size_t i = 0; i < want.size(); ++i)
+    ASSERT_NEAR(got[i], want[i],
+                std::abs(want[i]) * (unit(dtype) + (static_cast<double>(dim) / 2 + 32) * 0x1p-24) +
+                    parts * 0x1p-18)
+        << i;
+}
+
 struct NormCase {
   bool delta, second, weight, gathered, wide;
 };
@@ -165,16 +175,8 @@ void check_norm(const NormCase& c, int64_t dim, int64_t gap, DType in, DType out
     for (int64_t i = 0; i < dim; ++i) want.push_back(source < 0 ? 0 : sum[source * dim + i]);
   }
   if (c.weight) want = reference::rms_norm(want, to_double(weight), rows, dim, double{1e-5f});
-  const auto expect_near = [&](const std::vector<float>& got, DType dtype) {
-    for (size_t i = 0; i < want.size(); ++i)
-      ASSERT_NEAR(
-          got[i], want[i],
-          std::abs(want[i]) * (unit(dtype) + (static_cast<double>(dim) / 2 + 32) * 0x1p-24) +
-              0x1p-18)
-          << i;
-  };
-  expect_near(y.values(), out);
-  if (c.wide) expect_near(wide.values(), DType::kFloat32);
+  expect_norm(y.values(), want, dim, out, 1);
+  if (c.wide) expect_norm(wide.values(), want, dim, DType::kFloat32, 1);
 }
 
 TEST(CudaDense, ResidualStreamAndNormMatchTheDefinition) {
@@ -187,6 +189,42 @@ TEST(CudaDense, ResidualStreamAndNormMatchTheDefinition) {
   });
   for (const int64_t dim : {8192, 9000, 16001, 16384})
     check_norm(cases[1], dim, 0, kDtypes[1], kDtypes[1]);
+}
+
+TEST(CudaDense, NormAddsTheDeltasParts) {
+  REQUIRE_DEVICE();
+  for (const int64_t count : {1, 2, 3, 4, 7})
+    for (const int64_t dim : {5, 264, 2560, 9000})
+      for (const DType dtype : kDtypes) {
+        SCOPED_TRACE(::testing::Message()
+                     << count << " parts, dim " << dim << " to " << dtype_name(dtype));
+        const int64_t elements = kRowCount * dim, stride = elements + 8;
+        const auto weight = random_values(dim, 13), start = random_values(elements, 14);
+        const auto parts = random_values(count * stride, 15);
+        const DeviceArray<float> device_weight(weight), delta(parts), hidden(start);
+        const OutputRows y(kRowCount, dim, dim, dtype);
+        cuda::AddNormParams p;
+        p.hidden = {hidden.data(), dim, DType::kFloat32};
+        p.delta = {delta.data(), dim, DType::kFloat32};
+        p.delta_parts = count;
+        p.delta_part_stride = stride;
+        p.scale = 0.5f;
+        p.weight = device_weight.data();
+        p.eps = 1e-5f;
+        p.rows = kRowCount;
+        p.dim = dim;
+        p.y = y;
+        run_call([&](cudaStream_t stream) { cuda::add_rms_norm(p, stream); });
+        std::vector<float> got;
+        hidden.download(got);
+        reference::Values want(start.begin(), start.end());
+        for (int64_t i = 0; i < elements; ++i) {
+          for (int64_t part = 0; part < count; ++part) want[i] += 0.5 * parts[part * stride + i];
+          ASSERT_NEAR(got[i], want[i], static_cast<double>(count) * 0x1p-22) << "element " << i;
+        }
+        want = reference::rms_norm(want, to_double(weight), kRowCount, dim, double{1e-5f});
+        expect_norm(y.values(), want, dim, dtype, static_cast<double>(count));
+      }
 }
 
 TEST(CudaDense, WrongArgumentsAreNamed) {

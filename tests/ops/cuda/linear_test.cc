@@ -5,10 +5,9 @@
 #include <cmath>
 #include <vector>
 
-#include "core/half.h"
-#include "core/philox.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/device_memory.h"
+#include "ops/cuda/linear_values.h"
 #include "ops/cuda/skinny.h"
 
 namespace replayssm::testing {
@@ -33,32 +32,6 @@ std::vector<Case> cases() {
   }
   return all;
 }
-
-// Values of the type, as their doubles and as memory.
-struct Values {
-  std::vector<double> exact;
-  std::vector<std::byte> bytes;
-
-  Values(DType dtype, int64_t count, uint64_t seed) {
-    for (int64_t i = 0; i < count; ++i) {
-      const auto x = static_cast<float>(2 * uniform(seed, i) - 1);
-      switch (dtype) {
-        case DType::kBFloat16: add(from_float<bf16>(x)); break;
-        case DType::kFloat16: add(from_float<fp16>(x)); break;
-        default: add(x);
-      }
-    }
-  }
-  template <class T>
-  void add(T value) {
-    exact.push_back(to_float(value));
-    const auto* at = reinterpret_cast<const std::byte*>(&value);
-    bytes.insert(bytes.end(), at, at + sizeof value);
-  }
-};
-
-// The sum of `in` products in fp32, in any order.
-double tolerance(int64_t in) { return 4e-7 * static_cast<double>(in); }
 
 void expect_products(const Case& c, bool skinny) {
   const int64_t x_stride = c.in + c.x_gap, y_stride = c.out + c.y_gap;
@@ -129,17 +102,6 @@ TEST(CudaLinear, KernelForFewRowsIsTheSumOfProducts) {
   EXPECT_GT(compared, 12);
 }
 
-// y of a row whose product is `sums`; half of them are gates.
-double activated(cuda::LinearActivation activation, float scale, const std::vector<double>& sums,
-                 int64_t n) {
-  if (activation == cuda::LinearActivation::kReluSquared) {
-    const double x = std::max(sums[n], 0.0) * scale;
-    return x * x;
-  }
-  const double gate = sums[n] * scale;
-  return gate / (1 + std::exp(-gate)) * sums[sums.size() / 2 + n];
-}
-
 TEST(CudaLinear, KernelForFewRowsAppliesActivations) {
   REQUIRE_DEVICE();
   constexpr float kScale = 0.75f;
@@ -207,32 +169,30 @@ TEST(CudaLinear, OneRowTakesTheNormAlong) {
     cuda::DeviceMemory memory(stream);
     cuda::LinearRunner runner(memory);
     const auto* floats = reinterpret_cast<const float*>(bias_there.data());
-    EXPECT_TRUE(
-        runner.run({.x = x_there.data(),
-                    .x_head_stride = kIn,
-                    .weight = first_there.data(),
-                    .bias = floats,
-                    .in_features = kIn,
-                    .out_features = dim,
-                    .rows = 1,
-                    .residual = {.hidden = reinterpret_cast<float*>(hidden_there.data()),
-                                 .scale = kScale,
-                                 .weight = reinterpret_cast<const float*>(weight_there.data()),
-                                 .normed = normed_there.data(),
-                                 .squares = squares.data()}},
-                   stream.get()));
-    EXPECT_TRUE(
-        runner.run({.x = normed_there.data(),
-                    .x_head_stride = dim,
-                    .weight = second_there.data(),
-                    .bias = floats,
-                    .in_features = dim,
-                    .out_features = kOut,
-                    .rows = 1,
-                    .y = y_there.data(),
-                    .y_head_stride = kOut,
-                    .norm = {.squares = squares.data(), .parts = parts, .dim = dim, .eps = kEps}},
-                   stream.get()));
+    runner.run({.x = x_there.data(),
+                .x_head_stride = kIn,
+                .weight = first_there.data(),
+                .bias = floats,
+                .in_features = kIn,
+                .out_features = dim,
+                .rows = 1,
+                .residual = {.hidden = reinterpret_cast<float*>(hidden_there.data()),
+                             .scale = kScale,
+                             .weight = reinterpret_cast<const float*>(weight_there.data()),
+                             .normed = normed_there.data(),
+                             .squares = squares.data()}},
+               stream.get());
+    runner.run({.x = normed_there.data(),
+                .x_head_stride = dim,
+                .weight = second_there.data(),
+                .bias = floats,
+                .in_features = dim,
+                .out_features = kOut,
+                .rows = 1,
+                .y = y_there.data(),
+                .y_head_stride = kOut,
+                .norm = {.squares = squares.data(), .parts = parts, .dim = dim, .eps = kEps}},
+               stream.get());
     stream.synchronize();
     std::vector<std::byte> bytes;
     std::vector<bf16> normed;

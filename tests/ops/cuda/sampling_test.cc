@@ -136,22 +136,43 @@ TEST(CudaSampling, MaskedTokensAreNeverDrawn) {
   expect_same(Rows(values, vocab, vocab, DType::kFloat32), vocab, mixed_rows(vocab, 100));
 }
 
+std::vector<int32_t> greedy_tokens(const Rows& logits, int64_t vocab, int64_t count) {
+  return same_in_every_run([&](bool graph) {
+    const DeviceArray<int32_t> token(std::vector<int32_t>(count, -9));
+    cuda::SampleParams p;
+    p.logits = logits;
+    p.rows = count;
+    p.vocab = vocab;
+    p.token = token.data();
+    run_call([&](cudaStream_t stream) { cuda::sample(p, stream); }, graph);
+    std::vector<int32_t> tokens;
+    token.download(tokens);
+    return tokens;
+  });
+}
+
+// Rows that are aligned and rows that are not; few different logits, so that maxima are ties.
 TEST(CudaSampling, GreedyNeedsNoParameters) {
   REQUIRE_DEVICE();
-  const int64_t vocab = 130000;
-  const Rows logits(7, vocab, vocab, DType::kBFloat16, 20, 3);
-  const DeviceArray<int32_t> token(std::vector<int32_t>(7, -9));
-  cuda::SampleParams p;
-  p.logits = logits;
-  p.rows = 7;
-  p.vocab = vocab;
-  p.token = token.data();
-  run_call([&](cudaStream_t stream) { cuda::sample(p, stream); });
-  std::vector<int32_t> tokens;
-  token.download(tokens);
-  for (int64_t r = 0; r < 7; ++r)
-    EXPECT_EQ(tokens[r],
-              sample({&logits.values[r * vocab], static_cast<size_t>(vocab)}, {}, {}, {}, 0).id);
+  for (const auto& [vocab, count] : {std::pair<int64_t, int64_t>{1, 3},
+                                     {9, 200},
+                                     {1000, 200},
+                                     {8192, 70},
+                                     {20011, 40},
+                                     {130000, 7}}) {
+    auto values = random_values(count * vocab, 20, 2);
+    for (float& x : values) x = std::round(x * 4) / 4;
+    for (const DType dtype : kDtypes)
+      for (const int64_t gap : {0, 3, 8}) {
+        const Rows logits(values, vocab, vocab + gap, dtype);
+        const auto tokens = greedy_tokens(logits, vocab, count);
+        for (int64_t r = 0; r < count; ++r) {
+          const std::span<const float> row(&logits.values[r * vocab], vocab);
+          ASSERT_EQ(tokens[r], sample(row, {}, {}, {}, 0).id)
+              << "row " << r << " of " << vocab << ", " << dtype_name(dtype) << ", gap " << gap;
+        }
+      }
+  }
 }
 
 TEST(CudaSampling, RowsWithoutALargestGetNoToken) {
@@ -165,9 +186,11 @@ TEST(CudaSampling, RowsWithoutALargestGetNoToken) {
   values[3 * vocab] = -kInf;
   std::vector<Row> rows(5);
   for (size_t r = 0; r < 5; ++r) rows[r].params.temperature = static_cast<double>(r % 2);
-  const auto tokens = sample_rows(Rows(values, vocab, vocab, DType::kFloat32), vocab, rows);
-  for (size_t r = 0; r < 3; ++r) EXPECT_EQ(tokens[r], cuda::kNoToken) << r;
-  for (size_t r = 3; r < 5; ++r) EXPECT_GE(tokens[r], 0) << r;
+  const Rows logits(values, vocab, vocab, DType::kFloat32);
+  for (const auto& tokens : {sample_rows(logits, vocab, rows), greedy_tokens(logits, vocab, 5)}) {
+    for (size_t r = 0; r < 3; ++r) EXPECT_EQ(tokens[r], cuda::kNoToken) << r;
+    for (size_t r = 3; r < 5; ++r) EXPECT_GE(tokens[r], 0) << r;
+  }
 }
 
 TEST(CudaSampling, WrongArgumentsAreNamed) {

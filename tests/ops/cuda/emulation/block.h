@@ -30,7 +30,7 @@ Shown& shown(unsigned lane);
 // The number that lane `from` brings.
 template <class T>
 T exchange(T mine, unsigned from) {
-  static_assert(sizeof(T) == sizeof(uint32_t));
+  static_assert(sizeof(T) <= sizeof(Shown::words));
   std::memcpy(shown(thread_index.x % 32).words, &mine, sizeof(T));
   meet_warp();
   T theirs;

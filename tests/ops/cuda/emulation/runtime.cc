@@ -39,10 +39,14 @@ cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "an error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the emulated runtime"; }
 
-// Graphs are not emulated.
-cudaError_t cudaStreamCreate(cudaStream_t*) { return cudaErrorNotSupported; }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+// Graphs are not emulated.
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
   return cudaErrorNotSupported;
 }

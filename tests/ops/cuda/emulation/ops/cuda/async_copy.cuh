@@ -14,6 +14,10 @@ inline void copy_async_16(void* shared, const void* global) {
                   "16 bytes from or to ", shared, ", ", global);
   std::memcpy(shared, global, 16);
 }
+inline void copy_async_16_or_zero(void* shared, const void* global, bool valid) {
+  if (valid) return copy_async_16(shared, global);
+  std::memset(shared, 0, 16);
+}
 inline void copy_async_4(void* shared, const void* global) { std::memcpy(shared, global, 4); }
 inline void copy_async_commit() {}
 inline void copy_async_wait_all() {}
