@@ -46,13 +46,14 @@ def main():
     arguments = parser.parse_args()
     harness.PROGRAM = arguments.program
     ratios = {"streamed": [], "whole": []}
-    with harness.Server("--max-num-seqs", str(arguments.concurrency), model=arguments.model) as server:
+    flags = ("--max-num-seqs", str(arguments.concurrency))
+    with harness.Server(*flags, model=arguments.model) as server:
         served(arguments, server.port)  # what happens once happens here
         for _ in range(arguments.pairs):
             base = decoded(arguments)
             line = f"bench decode {base:.0f} tok/s"
-            for name, flags in (("streamed", ()), ("whole", ("--no-stream",))):
-                rate = served(arguments, server.port, *flags)
+            for name, kind in (("streamed", ()), ("whole", ("--no-stream",))):
+                rate = served(arguments, server.port, *kind)
                 ratios[name].append(rate / base)
                 line += f", {name} {rate:.0f} ({rate / base:.3f})"
             print(line, flush=True)
