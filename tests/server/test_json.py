@@ -123,7 +123,7 @@ class Prefixes(unittest.TestCase):
                 self.assertEqual(details["cached_tokens"], 2944)
             self.assertEqual(answer["choices"], ask(plain, [6, 7])["choices"])
             print(f"cold {cold * 1e3:.1f} ms, known {min(times) * 1e3:.1f} ms")
-            self.assertGreater(cold, 5 * min(times))  # 10 on a quiet machine
+            self.assertGreater(cold, 10 * min(times))
 
 
 class ShortLoad(unittest.TestCase):
