@@ -93,6 +93,7 @@ class AnswerReader {
       body_ = end + 4;
       const std::string_view head(bytes.data(), end);
       chunked_ = head.find("Transfer-Encoding: chunked") != std::string_view::npos;
+      ok_ = head.starts_with("HTTP/1.1 200");
       const size_t length = head.find("Content-Length: ");
       if (length != std::string_view::npos) {
         std::from_chars(head.data() + length + 16, head.data() + head.size(), length_);
@@ -101,24 +102,27 @@ class AnswerReader {
     if (chunked_) return std::string_view(bytes).ends_with("\r\n0\r\n\r\n");
     return bytes.size() >= body_ + length_;
   }
-  bool ok() const { return std::string_view(bytes).starts_with("HTTP/1.1 200"); }
+  bool ok() const { return ok_; }
+  // Of an answer that is no stream.
   std::string_view body() const { return std::string_view(bytes).substr(body_); }
 
-  // Events of tokens that arrived since the last call; those that end a choice bring none.
+  // Events of tokens that arrived since the last call; those that end a choice bring none. What
+  // was looked through of a stream is let go.
   int64_t new_tokens() {
-    constexpr std::string_view kToken = R"("finish_reason":null)";
+    constexpr std::string_view kToken = R"(finish_reason":null)";
     int64_t count = 0;
     for (size_t at = bytes.find(kToken, searched_); at != std::string::npos;
          at = bytes.find(kToken, searched_)) {
       ++count;
       searched_ = at + kToken.size();
     }
+    if (ok_ && chunked_ && count > 0) bytes.erase(0, std::exchange(searched_, 0));
     return count;
   }
 
  private:
   size_t body_ = 0, length_ = 0, searched_ = 0;
-  bool chunked_ = false;
+  bool chunked_ = false, ok_ = false;
 };
 
 int64_t number_behind(std::string_view text, std::string_view name) {
@@ -171,6 +175,7 @@ class Load {
 
   void wait() {
     std::vector<pollfd> polled;
+    polled.reserve(active_.size());
     for (const Active& active : active_) polled.push_back({active.socket.fd(), POLLIN, 0});
     int timeout = -1;
     if (next_ < requests_.size() && std::ssize(active_) < concurrency_) {
@@ -187,8 +192,8 @@ class Load {
     const bool open = active.socket.receive(active.reader.bytes);
     LoadRequest& request = *active.request;
     const double time = now();
-    for (int64_t i = active.reader.new_tokens(); i > 0; --i) request.token_times.push_back(time);
     const bool whole = active.reader.whole();
+    for (int64_t i = active.reader.new_tokens(); i > 0; --i) request.token_times.push_back(time);
     if (!whole && open) return;
     request.last = time;
     request.output_tokens = number_behind(active.reader.bytes, "\"completion_tokens\":");

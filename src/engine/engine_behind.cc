@@ -84,7 +84,7 @@ std::vector<RequestOutput> Engine::Impl::step_behind() {
   }
   schedule.decodes = std::ssize(schedule.windows);
   has_tokens = true;
-  return conclude(schedule, {});
+  return conclude(schedule);
 }
 
 // Waits for the started passes, whose tokens nobody wants.

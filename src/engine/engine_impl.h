@@ -71,7 +71,7 @@ struct Engine::Impl {
   std::vector<RequestOutput> settle(const Schedule& schedule, std::vector<Verdict>& verdicts);
   void commit(const Schedule& schedule, const std::vector<Verdict>& verdicts);
   void draft(const Schedule& schedule, const std::vector<Verdict>& verdicts);
-  std::vector<RequestOutput> conclude(const Schedule& schedule, Clock::time_point start);
+  std::vector<RequestOutput> conclude(const Schedule& schedule);
   std::vector<RequestOutput> step();
   void remove(int64_t request);
 
@@ -97,8 +97,9 @@ struct Engine::Impl {
   // The pass at hand.
   PassBuilder pass;
   Batch batch;
-  Array<float> logits;          // [rows, vocab], grown to the most that were wanted
-  std::vector<int32_t> tokens;  // [rows]
+  Clock::time_point pass_start{};  // where it is not a started one
+  Array<float> logits;             // [rows, vocab], grown to the most that were wanted
+  std::vector<int32_t> tokens;     // [rows]
   std::vector<TokenDraw> draws;
   std::vector<uint8_t> allowed;     // [vocab]
   bool has_tokens = false;          // it gives tokens, no logits

@@ -260,9 +260,8 @@ void Engine::Impl::remove(int64_t request) {
   if (speculation) speculation->forget(request);
 }
 
-// What follows the pass of a schedule that began at `start`.
-std::vector<RequestOutput> Engine::Impl::conclude(const Schedule& schedule,
-                                                  Clock::time_point start) {
+// What follows the pass of a schedule.
+std::vector<RequestOutput> Engine::Impl::conclude(const Schedule& schedule) {
   const auto seconds = [](Clock::duration time) {
     return std::chrono::duration<double>(time).count();
   };
@@ -277,7 +276,7 @@ std::vector<RequestOutput> Engine::Impl::conclude(const Schedule& schedule,
     speculation->time_commit(seconds(committed - settled));
     if (schedule.decodes == std::ssize(schedule.windows))
       speculation->time_pass(schedule.decodes, pass.tokens(),
-                             seconds(judged - start) + seconds(committed - settled));
+                             seconds(judged - pass_start) + seconds(committed - settled));
     draft(schedule, verdicts);
   }
   for (size_t i = 0; i < schedule.windows.size(); ++i) {
@@ -294,7 +293,7 @@ std::vector<RequestOutput> Engine::Impl::step() {
   const Schedule schedule = scheduler.next();
   if (schedule.windows.empty()) return {};
   if (speculation) fit_drafts(schedule);
-  const auto start_time = Clock::now();
+  pass_start = Clock::now();
   const bool behind = runs_behind(schedule);
   try {
     assign(schedule);
@@ -304,7 +303,7 @@ std::vector<RequestOutput> Engine::Impl::step() {
     for (const Window& window : schedule.windows) scheduler.preempt(window.sequence->id);
     throw;
   }
-  return behind ? step_behind() : conclude(schedule, start_time);
+  return behind ? step_behind() : conclude(schedule);
 }
 
 }  // namespace replayssm

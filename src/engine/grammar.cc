@@ -35,6 +35,27 @@ void Grammar::add_alternative(int32_t rule, const Alternative& alternative) {
   elements_.push_back({.rule = kEnd});
 }
 
+int32_t Grammar::add(const Grammar& other) {
+  const auto rules = static_cast<int32_t>(alternatives_.size());
+  const auto places = static_cast<int32_t>(elements_.size());
+  for (std::vector<int32_t> firsts : other.alternatives_) {
+    for (int32_t& first : firsts) first += places;
+    alternatives_.push_back(std::move(firsts));
+  }
+  for (Element element : other.elements_) {
+    if (element.rule >= 0) element.rule += rules;
+    elements_.push_back(element);
+  }
+  return other.root + rules;
+}
+
+Grammar either(Grammar one, const Grammar& other) {
+  const int32_t second = one.add(other), root = one.rule({call(one.root)});
+  one.add_alternative(root, {call(second)});
+  one.root = root;
+  return one;
+}
+
 std::vector<bool> Grammar::rules_that_may_be_empty() const {
   // Alternatives of nothing but rules may be, once all these may be.
   struct Waiting {

@@ -39,6 +39,9 @@ class Grammar {
     return index;
   }
 
+  // Adds another grammar's rules; its root's number here.
+  int32_t add(const Grammar& other);
+
   // Places of the first elements of a rule's alternatives; the others follow, up to one of kEnd.
   const std::vector<int32_t>& alternatives(int32_t rule) const { return alternatives_[rule]; }
   const Element& element(int32_t place) const { return elements_[place]; }
@@ -59,6 +62,9 @@ Grammar::Element one_of(std::string_view bytes);
 Grammar::Element between(unsigned char first, unsigned char last);
 Grammar::Element call(int32_t rule);
 Grammar::Alternative literal(std::string_view text);
+
+// What one grammar or the other admits.
+Grammar either(Grammar one, const Grammar& other);
 
 // Where texts stand in a grammar. A state is every way to go on: stacks of places, what comes next
 // and what comes behind the rules around it. Equal stacks are kept once, under one number.

@@ -122,38 +122,45 @@ std::string AnswerWriter::whole(const std::vector<Choice>& choices, const Usage&
 }
 
 // `body`: the choice's own member, as JSON.
-std::string AnswerWriter::event(int64_t index, std::string_view body, const Json& logprobs,
-                                const char* finish) const {
-  std::string text = event_head_ + std::to_string(index) + ",";
-  text += body;
-  text += R"(,"logprobs":)";
-  text += logprobs.is_null() ? "null" : to_text(logprobs);
-  text += R"(,"finish_reason":)";
-  text += finish ? std::string("\"") + finish + "\"" : "null";
-  text += include_usage_ ? "}],\"usage\":null}\n\n" : "}]}\n\n";
+void AnswerWriter::event(std::string& out, int64_t index, std::string_view body,
+                         const Json& logprobs, const char* finish) const {
+  out += event_head_;
+  out += std::to_string(index);
+  out += ',';
+  out += body;
+  out += R"(,"logprobs":)";
+  out += logprobs.is_null() ? "null" : to_text(logprobs);
+  out += R"(,"finish_reason":)";
+  out += finish ? std::string("\"") + finish + "\"" : "null";
+  out += include_usage_ ? "}],\"usage\":null}\n\n" : "}]}\n\n";
+}
+
+std::string AnswerWriter::event(int64_t index, std::string_view body, const char* finish) const {
+  std::string text;
+  event(text, index, body, {}, finish);
   return text;
 }
 
 std::string AnswerWriter::first(int64_t index) const {
   if (!chat_) return {};
-  return event(index, R"("delta":{"role":"assistant","content":""})", {}, nullptr);
+  return event(index, R"("delta":{"role":"assistant","content":""})", nullptr);
 }
 
-std::string AnswerWriter::text(int64_t index, std::string_view text, const SampledToken* token,
-                               int64_t offset) const {
+void AnswerWriter::text(std::string& out, int64_t index, std::string_view text,
+                        const SampledToken* token, int64_t offset) const {
   std::string body = chat_ ? R"("delta":{"content":)" : R"("text":)";
   append_quoted(body, text);
   if (chat_) body += "}";
-  return event(index, body, token ? logprobs({*token}, offset) : Json(), nullptr);
+  event(out, index, body, token ? logprobs({*token}, offset) : Json(), nullptr);
 }
 
 std::string AnswerWriter::calls(int64_t index, const std::vector<ToolCall>& calls) const {
   const Json list = calls_of(calls, id_ + "_" + std::to_string(index), true);
-  return event(index, R"("delta":{"tool_calls":)" + to_text(list) + "}", {}, nullptr);
+  return event(index, R"("delta":{"tool_calls":)" + to_text(list) + "}", nullptr);
 }
 
 std::string AnswerWriter::finish(int64_t index, const char* reason) const {
-  return event(index, chat_ ? R"("delta":{})" : R"("text":"")", {}, reason);
+  return event(index, chat_ ? R"("delta":{})" : R"("text":"")", reason);
 }
 
 std::string AnswerWriter::usage(const Usage& usage) const {

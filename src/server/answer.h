@@ -35,8 +35,8 @@ class AnswerWriter {
 
   // Events of a stream, each with its empty line.
   std::string first(int64_t index) const;  // a chat's role; empty for completions
-  std::string text(int64_t index, std::string_view text, const SampledToken* token,
-                   int64_t offset) const;
+  void text(std::string& out, int64_t index, std::string_view text, const SampledToken* token,
+            int64_t offset) const;  // appends
   std::string calls(int64_t index, const std::vector<ToolCall>& calls) const;
   std::string finish(int64_t index, const char* reason) const;
   std::string usage(const Usage& usage) const;
@@ -47,8 +47,9 @@ class AnswerWriter {
   Json head(const char* object) const;
   Json logprobs(const std::vector<SampledToken>& tokens, int64_t offset) const;
   Json chat_logprobs(const std::vector<SampledToken>& tokens) const;
-  std::string event(int64_t index, std::string_view body, const Json& logprobs,
-                    const char* finish) const;
+  void event(std::string& out, int64_t index, std::string_view body, const Json& logprobs,
+             const char* finish) const;
+  std::string event(int64_t index, std::string_view body, const char* finish) const;
 
   bool chat_, logprobs_, include_usage_;
   std::string id_, model_;

@@ -56,8 +56,8 @@ App::Impl::Impl(Engine& used_engine, ServedModel used_model, const AppOptions& u
                   return error_response(ApiError(status, why));
                 },
             .signalled = [this](int signal) { signalled(signal); }}),
-      engine_thread(engine, [this](std::vector<EngineEvent> events, const StepReport& report) {
-        http.post([this, events = std::move(events), report] { deliver(events, report); });
+      engine_thread(engine, [this](EngineThread::Delivery delivery) {
+        http.post([this, delivery = std::move(delivery)] { deliver(delivery); });
       }) {
   http.post([this] { sweep(); });
 }
@@ -167,8 +167,8 @@ void App::Impl::generate(const CallPtr& call, bool chat) {
 
 void App::Impl::start(const CallPtr& call, Job job) {
   admit();  // again: preparing may have taken a while
-  std::vector<uint64_t> keys;
-  for (size_t i = 0; i < job.requests.size(); ++i) keys.push_back(next_key++);
+  std::vector<uint64_t> keys(job.requests.size());
+  for (uint64_t& key : keys) key = next_key++;
   AnswerWriter writer(job.chat, (job.chat ? "chatcmpl-" : "cmpl-") + new_id(), model.name,
                       *model.tokenizer, job.logprobs, job.include_usage);
   const auto done = [this, call, keys](const Outcome& outcome) {
@@ -195,14 +195,18 @@ void App::Impl::start(const CallPtr& call, Job job) {
   });
 }
 
-void App::Impl::deliver(const std::vector<EngineEvent>& events, const StepReport& report) {
-  metrics.stepped(report);
-  for (const EngineEvent& event : events) {
+void App::Impl::deliver(const EngineThread::Delivery& delivery) {
+  for (const StepReport& report : delivery.steps) metrics.stepped(report);
+  std::vector<std::shared_ptr<Generation>> unsent;
+  for (const EngineEvent& event : delivery.events) {
     const auto at = generations.find(event.key);
     if (at == generations.end()) continue;
     const std::shared_ptr<Generation> generation = at->second;  // its end may erase it
+    const bool known = generation->has_unsent();
     generation->take(event);
+    if (!known && generation->has_unsent()) unsent.push_back(generation);
   }
+  for (const std::shared_ptr<Generation>& generation : unsent) generation->send();
 }
 
 void App::Impl::signalled(int signal) {

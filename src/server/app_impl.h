@@ -67,7 +67,7 @@ struct App::Impl {
   Json model_entry() const;
   Json status_of(const Engine& engine) const;
 
-  void deliver(const std::vector<EngineEvent>& events, const StepReport& report);
+  void deliver(const EngineThread::Delivery& delivery);
   void signalled(int signal);
   void sweep();
   void drain();
@@ -83,7 +83,7 @@ struct App::Impl {
   Generation::Clock::time_point drain_start{}, last_answer{};
   http::Server http;
   EngineThread engine_thread;
-  WorkThread work;
+  WorkThread work, huge_work;
 };
 
 // Whether working on a body may take long: it is long itself, or asks for a grammar.
@@ -93,12 +93,14 @@ inline bool is_long(std::string_view body) {
          body.find("tool_choice") != std::string_view::npos;
 }
 
-// Runs `work` on the body, here or, where it may take long, on the work thread, and then `then`
-// with its result here.
+// Runs `work_on` on the body, here or, where it may take long, on a thread for it, and then `then`
+// with its result here. Bodies that may take seconds have a thread of their own.
 template <class Work, class Then>
 void App::Impl::prepare(const CallPtr& call, Work work_on, Then then) {
+  constexpr size_t kHuge = 1 << 20;
+  const size_t size = call->request.body.size();
   if (!is_long(call->request.body)) return then(work_on(call->request.body));
-  work.push([this, call, work_on, then] {
+  (size > kHuge ? huge_work : work).push([this, call, work_on, then] {
     std::function<void()> next;
     try {
       auto result =

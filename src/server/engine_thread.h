@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "engine/engine.h"
@@ -20,10 +22,11 @@ namespace replayssm::server {
 struct EngineEvent {
   uint64_t key = 0;  // as submitted
   RequestOutput output{};
-  std::string error{};  // not empty: the request failed
+  std::chrono::steady_clock::time_point time{};  // of the output's making
+  std::string error{};                           // not empty: the request failed
 };
 
-// What a step did, for the metrics.
+// What a step did, for the metrics; nothing where requests alone came or went.
 struct StepReport {
   double seconds = 0;
   Route route = Route::kOutputOnly;
@@ -36,8 +39,15 @@ struct StepReport {
 
 class EngineThread {
  public:
-  // Called on the engine's thread, once per step; the events in the order of their making.
-  using Deliver = std::function<void(std::vector<EngineEvent>, const StepReport&)>;
+  // Events of a request come in the order of their making.
+  struct Delivery {
+    std::vector<EngineEvent> events;
+    std::vector<StepReport> steps;
+  };
+  // Called on the engine's thread. A request's first and last events come with their step; others
+  // are gathered over some milliseconds, because waking whoever takes them costs a small model's
+  // steps more than all that is done with them.
+  using Deliver = std::function<void(Delivery)>;
 
   EngineThread(Engine& engine, Deliver deliver);
   ~EngineThread();  // gives up what still runs
@@ -63,9 +73,12 @@ class EngineThread {
   void push(Command command);
   void run();
   bool take(std::vector<Command>& commands);
-  void carry_out(Command command, std::vector<EngineEvent>& events);
-  void step(std::vector<EngineEvent>& events);
-  void drop_lost(const std::string& why, std::vector<EngineEvent>& events);
+  void carry_out(Command command);
+  void step(StepReport& report);
+  void drop_lost(const std::string& why);
+  void gather(EngineEvent event, bool urgent);
+  void give_up(uint64_t key, const std::string& why);
+  void hand_out();
 
   Engine& engine_;
   Deliver deliver_;
@@ -76,9 +89,15 @@ class EngineThread {
   std::atomic<bool> broken_{false};
   // The engine's thread alone.
   std::unordered_map<uint64_t, int64_t> ids_;
-  std::unordered_map<int64_t, uint64_t> keys_;
+  struct Known {
+    uint64_t key;
+    bool begun = false;  // it has put out a token
+  };
+  std::unordered_map<int64_t, Known> known_;  // by the engine's ids
   int failures_ = 0;
-  StepReport report_;
+  Delivery gathered_;
+  std::unordered_set<uint64_t> urgent_;  // keys whose events do not wait
+  std::chrono::steady_clock::time_point handed_out_{};
   std::thread thread_;
 };
 

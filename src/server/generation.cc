@@ -37,16 +37,15 @@ std::string Generation::echoed(size_t index) const {
   return prompts_.empty() ? std::string() : prompts_[index / static_cast<size_t>(best_of_)];
 }
 
-void Generation::time(Progress& progress) {
-  const auto now = Clock::now();
+void Generation::time(Progress& progress, Clock::time_point made) {
   if (progress.tokens == 1) {
-    const double seconds = seconds_between(setup_.start, now);
+    const double seconds = seconds_between(setup_.start, made);
     setup_.metrics->first_token(seconds);
     if (first_token_seconds_ == 0) first_token_seconds_ = seconds;
   } else {
-    setup_.metrics->next_token(seconds_between(progress.last, now));
+    setup_.metrics->next_token(seconds_between(progress.last, made));
   }
-  progress.last = now;
+  progress.last = made;
 }
 
 void Generation::take(const EngineEvent& event) {
@@ -57,9 +56,14 @@ void Generation::take(const EngineEvent& event) {
   ++progress.tokens;
   progress.cached = event.output.cached_tokens;
   progress.logprob_sum += event.output.token.logprob;
-  time(progress);
+  time(progress, event.time);
   add_text(index, event);
   if (event.output.finish != FinishReason::kNone) end_choice(index, event.output.finish);
+}
+
+void Generation::send() {
+  setup_.exchange->write(unsent_);
+  unsent_.clear();
 }
 
 void Generation::add_text(size_t index, const EngineEvent& event) {
@@ -73,16 +77,16 @@ void Generation::add_text(size_t index, const EngineEvent& event) {
   if (!std::exchange(progress.begun, true)) {
     progress.choice.text = echoed(index);
     if (stream_) {
-      setup_.exchange->write(writer_.first(choice));
+      unsent_ += writer_.first(choice);
       if (!progress.choice.text.empty())
-        setup_.exchange->write(writer_.text(choice, progress.choice.text, nullptr, 0));
+        writer_.text(unsent_, choice, progress.choice.text, nullptr, 0);
     }
   }
   const std::string text = tools_ ? progress.parser.push(event.output.text) : event.output.text;
   const SampledToken* token = logprobs_ ? &event.output.token : nullptr;
   if (stream_ && (!text.empty() || token)) {
     const auto offset = std::ssize(progress.choice.text);
-    setup_.exchange->write(writer_.text(choice, text, token, offset));
+    writer_.text(unsent_, choice, text, token, offset);
   }
   progress.choice.text += text;
   if (token && !stream_) progress.choice.tokens.push_back(*token);
@@ -97,13 +101,13 @@ void Generation::end_choice(size_t index, FinishReason reason) {
     const std::string rest = progress.parser.finish();
     progress.choice.text += rest;
     progress.choice.calls = progress.parser.calls();
-    if (stream_ && !rest.empty()) setup_.exchange->write(writer_.text(choice, rest, nullptr, 0));
+    if (stream_ && !rest.empty()) writer_.text(unsent_, choice, rest, nullptr, 0);
     if (!progress.choice.calls.empty()) {
       if (reason == FinishReason::kStop) progress.choice.finish = "tool_calls";
-      if (stream_) setup_.exchange->write(writer_.calls(choice, progress.choice.calls));
+      if (stream_) unsent_ += writer_.calls(choice, progress.choice.calls);
     }
   }
-  if (stream_) setup_.exchange->write(writer_.finish(choice, progress.choice.finish));
+  if (stream_) unsent_ += writer_.finish(choice, progress.choice.finish);
   if (--unfinished_ == 0) finish();
 }
 
@@ -135,8 +139,9 @@ Usage Generation::usage() const {
 void Generation::finish() {
   const std::string reason = progress_.front().choice.finish;
   if (stream_) {
-    if (include_usage_) setup_.exchange->write(writer_.usage(usage()));
-    setup_.exchange->write(writer_.done());
+    if (include_usage_) unsent_ += writer_.usage(usage());
+    unsent_ += writer_.done();
+    send();
     setup_.exchange->end();
   } else {
     setup_.exchange->reply(
@@ -155,7 +160,8 @@ void Generation::cancel_rest() {
 void Generation::fail(const ApiError& error) {
   cancel_rest();
   if (answering_) {
-    setup_.exchange->write(writer_.failure(error_body(error)));
+    unsent_ += writer_.failure(error_body(error));
+    send();
     setup_.exchange->end();
   } else {
     http::Response response = error_response(error);

@@ -40,7 +40,10 @@ class Generation {
   // `keys`: one per request of the job, as submitted to the engine.
   Generation(const Job& job, std::vector<uint64_t> keys, AnswerWriter writer, Setup setup);
 
+  // What a stream makes of events is sent by send(), so that many of them share a piece.
   void take(const EngineEvent& event);
+  void send();
+  bool has_unsent() const { return !unsent_.empty(); }
   // Ends it before its time: with an error for the client, or without where nobody listens.
   void fail(const ApiError& error);
   void abandon();
@@ -57,7 +60,7 @@ class Generation {
   };
 
   size_t position_of(uint64_t key) const;
-  void time(Progress& progress);
+  void time(Progress& progress, Clock::time_point made);
   void add_text(size_t index, const EngineEvent& event);
   void end_choice(size_t index, FinishReason reason);
   void finish();
@@ -72,6 +75,7 @@ class Generation {
   int64_t n_, best_of_, prompt_tokens_;
   std::vector<std::string> prompts_;  // for echo
   AnswerWriter writer_;
+  std::string unsent_;
   Setup setup_;
   std::vector<Progress> progress_;
   size_t unfinished_;

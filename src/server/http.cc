@@ -37,13 +37,6 @@ using Parser = beast::http::request_parser<beast::http::string_body>;
 
 constexpr uint32_t kMaxHeader = 32 << 10;
 constexpr auto kNever = std::chrono::steady_clock::time_point::max();
-// Pieces of a stream that follow one another within this time share a send: at many tokens a second
-// sends would take more of the machine than all else that the server does for them. So the time
-// grows with the number of streams, up to what a reader does not notice.
-std::chrono::milliseconds gather_time(int64_t streams) {
-  constexpr int64_t kShortest = 10, kLongest = 40;
-  return std::chrono::milliseconds(std::clamp(streams, kShortest, kLongest));
-}
 
 std::string text_of(const Parser& parser, beast::http::field field) {
   return std::string(parser.get()[field]);
@@ -84,7 +77,6 @@ struct Server::Impl {
   Options options;
   Callbacks callbacks;
   std::set<Session*> sessions;
-  int64_t streams = 0;  // that have begun and not ended
   std::atomic<int64_t> connections{0};
   uint16_t port = 0;
   bool closing = false;

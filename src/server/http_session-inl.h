@@ -15,7 +15,6 @@ class Session final : public std::enable_shared_from_this<Session> {
     server_.connections = std::ssize(server_.sessions);
   }
   ~Session() {
-    end_stream();
     server_.sessions.erase(this);
     server_.connections = std::ssize(server_.sessions);
   }
@@ -26,9 +25,6 @@ class Session final : public std::enable_shared_from_this<Session> {
   }
 
   // Of the answer at hand, for its exchange.
-  void begin_stream() {
-    if (!gone_ && !std::exchange(streaming_, true)) ++server_.streams;
-  }
   void send(std::string_view bytes);
   void finish();
 
@@ -44,9 +40,6 @@ class Session final : public std::enable_shared_from_this<Session> {
   asio::awaitable<void> refuse(int status, const std::string& why);
   void watch();
   void gone();
-  void end_stream() {
-    if (std::exchange(streaming_, false)) --server_.streams;
-  }
   void close() {
     error_code error;
     stream_.socket().close(error);
@@ -58,9 +51,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   beast::flat_buffer buffer_;
   Server::Impl& server_;
   std::string peer_, unsent_;
-  bool idle_ = true, finished_ = false, gone_ = false, streaming_ = false;
-  bool gathering_ = false;  // further pieces before the next send
-  std::chrono::steady_clock::time_point next_send_{};
+  bool idle_ = true, finished_ = false, gone_ = false;
 };
 
 namespace {
@@ -69,7 +60,13 @@ class SessionExchange final : public Exchange {
  public:
   explicit SessionExchange(const std::shared_ptr<Session>& session)
       : session_(session), number_(session->answer) {}
-  ~SessionExchange() override { SessionExchange::end(); }
+  ~SessionExchange() override {
+    try {
+      SessionExchange::end();
+    } catch (...) {
+      session_.reset();  // no memory for an end: the client waits until its time is over
+    }
+  }
 
   void reply(Response response) override {
     if (const auto session = live()) {
@@ -79,7 +76,6 @@ class SessionExchange final : public Exchange {
   }
   void begin(Response response) override {
     if (const auto session = live()) {
-      session->begin_stream();
       session->send(stream_head(response, session->keep_alive, session->chunked));
       if (!response.body.empty()) write(response.body);
     }
@@ -126,15 +122,15 @@ void Session::send(std::string_view bytes) {
     });
     return;
   }
+  const bool waits = unsent_.empty();
   unsent_ += bytes;
-  if (!gathering_) wake_.cancel();
+  if (waits) wake_.cancel();
 }
 
 void Session::finish() {
   ++answer;
   finished_ = true;
   abort = nullptr;
-  end_stream();
   wake_.cancel();
 }
 
@@ -143,7 +139,6 @@ void Session::gone() {
   if (gone_) return;
   gone_ = true;
   ++answer;
-  end_stream();
   close();
   wake_.cancel();
   if (const auto call = std::exchange(abort, nullptr)) call();
@@ -226,14 +221,6 @@ asio::awaitable<bool> Session::write_answer() {
   std::string sending;
   while (!gone_) {
     if (!unsent_.empty()) {
-      if (!finished_ && std::chrono::steady_clock::now() < next_send_) {
-        gathering_ = true;
-        wake_.expires_at(next_send_);
-        co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, error));
-        gathering_ = false;
-        if (gone_) break;
-      }
-      next_send_ = std::chrono::steady_clock::now() + gather_time(server_.streams);
       sending.clear();
       std::swap(sending, unsent_);
       expire(server_.options.send_seconds);
@@ -265,7 +252,6 @@ asio::awaitable<void> Session::run() {
     head = parser.get().method() == beast::http::verb::head;
     keep_alive = parser.get().keep_alive() && chunked && !server_.closing;
     finished_ = false;
-    next_send_ = {};
     ++answer;
     watch();
     server_.callbacks.handle(request_of(parser, peer_), std::make_shared<SessionExchange>(self));

@@ -272,10 +272,12 @@ Job chat_job(const Json& body, const ServedModel& model) {
   const Json* choice = fields.find("tool_choice");
   Ids ids = model.tokenizer->encode(chat_prompt(body, model), false);
   job.tools = tools && !tools->empty() && (!choice || *choice != "none");
-  if (const auto forced = forced_tools(fields)) {
-    const bool several =
-        choice->is_string() && fields.boolean("parallel_tool_calls").value_or(true);
-    job.grammar = tool_grammar(*forced, model.tool_notation, several);
+  const bool several = fields.boolean("parallel_tool_calls").value_or(true);
+  if (const auto forced = forced_tools(fields)) {  // then there is no text to have a format
+    job.grammar = tool_grammar(*forced, model.tool_notation, several && choice->is_string());
+  } else if (job.grammar && job.tools) {
+    const auto calls = tool_grammar(*tools, model.tool_notation, several);
+    job.grammar = std::make_shared<Grammar>(either(*job.grammar, *calls));
   }
   add_requests(std::move(request), std::move(ids), model, job);
   return job;

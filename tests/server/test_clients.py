@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -34,6 +35,22 @@ class Clients(unittest.TestCase):
         started = time.time()
         self.assertEqual(self.server.text(PROMPT, max_tokens=8), self.text)
         self.assertLess(time.time() - started, seconds)
+
+    def expect_many_well(self, count):
+        texts = [None] * count
+
+        def ask(i):
+            _, _, answer = self.server.post("/v1/completions", {**BODY, "stream": True})
+            events = [line[6:] for line in answer.decode().split("\n\n") if line]
+            self.assertEqual(events.pop(), "[DONE]")
+            texts[i] = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(texts, [self.text] * count)
 
     def test_who_goes_away_is_cancelled(self):
         before = self.server.descriptors()
@@ -116,24 +133,27 @@ class Clients(unittest.TestCase):
             connection.sendall(raw_post("/v1/completions", json.dumps(LONG).encode()))
             connections.append(connection)
         self.server.wait_for(lambda: self.server.metric("replayssm_requests_running") == 4)
-        for _ in range(3):
-            self.expect_well(5)
+        self.expect_well(5)
+        self.expect_many_well(32)
         for connection in connections:
             connection.close()
         self.server.wait_idle()
 
+    def test_huge_texts_hold_up_nobody(self):
+        long = {**BODY, "user": "y" * 20_000, "response_format": {"type": "json_object"}}
+        with Server() as server:
+            self.assertEqual(server.post("/v1/completions", long)[0], 200)  # makes what is kept
+            huge = server.socket()
+            huge.sendall(raw_post("/tokenize", json.dumps({"prompt": "7" * 8_000_000}).encode()))
+            time.sleep(0.3)  # until all of it is there
+            for body in (BODY, long):
+                self.assertEqual(server.post("/v1/completions", body)[0], 200)
+            self.assertEqual(select.select([huge], [], [], 0)[0], [])
+            self.assertEqual(read_answer(huge)[0], 200)
+            huge.close()
+
     def test_many_at_once(self):
-        texts = [None] * 64
-
-        def ask(i):
-            texts[i] = self.server.text(PROMPT, max_tokens=8)
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(texts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(texts, [self.text] * len(texts))
+        self.expect_many_well(64)
 
 
 class Ends(unittest.TestCase):
@@ -212,7 +232,7 @@ class Ends(unittest.TestCase):
         with Server("--max-waiting", "2") as server:
             slow = server.socket()
             slow.sendall(raw_post("/tokenize", json.dumps({"prompt": "a b " * 1_000_000}).encode()))
-            body = json.dumps({**BODY, "max_tokens": 400, "user": "y" * 20_000}).encode()
+            body = json.dumps({**BODY, "max_tokens": 400, "user": "y" * 1_100_000}).encode()
             connections = [server.socket() for _ in range(6)]
             for connection in connections:
                 connection.sendall(raw_post("/v1/completions", body))

@@ -65,6 +65,33 @@ class JsonAnswers(unittest.TestCase):
                 members += len(json.loads(text))
         self.assertGreater(members, 2)
 
+    def test_a_format_is_for_answers_that_call_nothing(self):
+        schema = {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}},
+                  "additionalProperties": False}
+        arguments = {"type": "object", "required": ["n"], "properties": {"n": {"enum": [1, 2]}},
+                     "additionalProperties": False}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": arguments}}]
+        call, answer = "<tool_call>", "{"
+        for choice, likely, calls in (("auto", call, True), ("auto", answer, False),
+                                      (openai.NOT_GIVEN, call, True), ("none", call, False),
+                                      ("required", answer, True)):
+            first = self.server.post("/tokenize", {"prompt": likely})[2]["tokens"][0]
+            chosen = self.client.chat.completions.create(
+                model=MODEL, temperature=1, seed=1, max_tokens=200, logit_bias={str(first): 100},
+                messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice,
+                parallel_tool_calls=False,
+                response_format={"type": "json_schema",
+                                 "json_schema": {"name": "answer", "schema": schema}},
+            ).choices[0]
+            if calls:
+                self.assertEqual(chosen.finish_reason, "tool_calls")
+                self.assertIsNone(chosen.message.content)
+                for each in chosen.message.tool_calls:
+                    jsonschema_rs.validate(arguments, json.loads(each.function.arguments))
+            else:
+                self.assertEqual((chosen.finish_reason, chosen.message.tool_calls), ("stop", None))
+                jsonschema_rs.validate(schema, json.loads(chosen.message.content))
+
     def test_schemas_that_are_refused(self):
         for schema, message in (({"type": "string", "pattern": "a"}, "pattern"), (5, "schema")):
             with self.assertRaisesRegex(openai.BadRequestError, message):
@@ -96,7 +123,7 @@ class Prefixes(unittest.TestCase):
                 self.assertEqual(details["cached_tokens"], 2944)
             self.assertEqual(answer["choices"], ask(plain, [6, 7])["choices"])
             print(f"cold {cold * 1e3:.1f} ms, known {min(times) * 1e3:.1f} ms")
-            self.assertGreater(cold, 5 * min(times))  # 10 on a quiet machine
+            self.assertGreater(cold, 10 * min(times))
 
 
 class ShortLoad(unittest.TestCase):

@@ -8,6 +8,7 @@
 
 #include "engine/admits.h"
 #include "server/api_error.h"
+#include "server/json_grammar.h"
 
 namespace replayssm::server {
 namespace {
@@ -76,6 +77,22 @@ TEST(ToolGrammar, AdmitsNothingElse) {
               "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"5\"}}\n</tool_call>")})
       EXPECT_FALSE(admits(*grammar, wrong)) << wrong;
   }
+}
+
+TEST(ToolGrammar, OrAnAnswerOfAFormat) {
+  const auto calls = tool_grammar(tools(), ToolNotation::kObject, false);
+  const auto format = schema_grammar(Json::parse(R"({"type": "object", "required": ["a"],
+      "properties": {"a": {"type": "array", "items": {"type": "integer"}}}})"));
+  const Grammar both = either(*format, *calls);
+  for (const char* text :
+       {R"({"a": [1, 2]})", "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+        R"({"a": ["b"]})", R"({"name": "g", "arguments": {}})", "<tool_call>\n",
+        "<tool_call>\n{\"a\": [1]}\n</tool_call>", ""}) {
+    EXPECT_EQ(admits(both, text), admits(*format, text) || admits(*calls, text)) << text;
+  }
+  EXPECT_TRUE(admits(both, R"({"a": [1, 2]})"));
+  expect_calls(both, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 5}}\n</tool_call>",
+               {{"f", R"({"a":5})"}});
 }
 
 TEST(ToolGrammar, RefusesWhatItCannotPromise) {

@@ -1,7 +1,9 @@
 #include "model/text/bpe.h"
 
 #include <bit>
+#include <functional>
 #include <limits>
+#include <map>
 #include <queue>
 #include <utility>
 
@@ -15,6 +17,7 @@ namespace {
 constexpr int32_t kNoId = -1;
 constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kNoPair = ~uint64_t{0};
+constexpr uint32_t kNowhere = ~uint32_t{0};
 constexpr size_t kShortPiece = 48;  // up to here a scan for the lowest rank beats a queue
 
 uint64_t pair_of(int32_t left, int32_t right) {
@@ -25,6 +28,33 @@ uint64_t scramble(uint64_t key) {
   key *= 0x9E3779B97F4A7C15;
   return key ^ key >> 32;
 }
+
+// Places in a piece, the lowest first. Those that come in order, as merges along a piece make them,
+// cost no search: a long run of one character takes linear time.
+class Places {
+ public:
+  bool empty() const { return next_ == in_order_.size() && others_.empty(); }
+  void push(uint32_t place) {
+    if (in_order_.empty() || place >= in_order_.back()) {
+      in_order_.push_back(place);
+    } else {
+      others_.push(place);
+    }
+  }
+  uint32_t pop() {
+    if (others_.empty() || (next_ < in_order_.size() && in_order_[next_] < others_.top())) {
+      return in_order_[next_++];
+    }
+    const uint32_t place = others_.top();
+    others_.pop();
+    return place;
+  }
+
+ private:
+  std::vector<uint32_t> in_order_;
+  size_t next_ = 0;
+  std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> others_;
+};
 
 // The two halves of a merge, from "a b" or ["a", "b"].
 std::pair<std::string_view, std::string_view> halves(const JsonField& merges, size_t index) {
@@ -236,43 +266,39 @@ void Bpe::merge_short(std::vector<int32_t>& symbols) const {
 }
 
 void Bpe::merge_long(std::vector<int32_t>& symbols) const {
-  struct Candidate {
-    int32_t rank;
-    int32_t id;
-    size_t at;
-    size_t right;  // where the right half stood when this was queued
-    int32_t left_id, right_id;
-    bool operator>(const Candidate& other) const {
-      return std::pair(rank, at) > std::pair(other.rank, other.at);
-    }
-  };
-  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
-  const size_t end = symbols.size();
-  std::vector<size_t> before(end), after(end);
-  for (size_t i = 0; i < end; ++i) {
-    before[i] = i == 0 ? end : i - 1;
-    after[i] = i + 1;
+  REPLAYSSM_CHECK(symbols.size() < kNowhere, symbols.size());
+  std::map<int32_t, Places> queue;  // by rank, of the left halves
+  const auto end = static_cast<uint32_t>(symbols.size());
+  std::vector<uint32_t> before(end), after(end);
+  for (uint32_t i = 0; i < end; ++i) {
+    before[i] = i == 0 ? kNowhere : i - 1;
+    after[i] = i + 1 == end ? kNowhere : i + 1;
   }
-  const auto enqueue = [&](size_t left, size_t right) {
-    if (left == end || right == end) return;
-    if (const Merge* merge = find(symbols[left], symbols[right])) {
-      queue.push({merge->rank, merge->id, left, right, symbols[left], symbols[right]});
-    }
+  const auto merge_at = [&](uint32_t left) -> const Merge* {
+    if (left == kNowhere || symbols[left] == kNoId || after[left] == kNowhere) return nullptr;
+    return find(symbols[left], symbols[after[left]]);
   };
-  for (size_t i = 0; i + 1 < end; ++i) enqueue(i, i + 1);
+  const auto enqueue = [&](uint32_t left) {
+    if (const Merge* merge = merge_at(left)) queue[merge->rank].push(left);
+  };
+  for (uint32_t i = 0; i < end; ++i) enqueue(i);
 
   while (!queue.empty()) {
-    const Candidate top = queue.top();
-    queue.pop();
-    const bool stale = symbols[top.at] != top.left_id || after[top.at] != top.right ||
-                       symbols[top.right] != top.right_id;
-    if (stale) continue;
-    symbols[top.at] = top.id;
-    symbols[top.right] = kNoId;
-    after[top.at] = after[top.right];
-    if (after[top.at] != end) before[after[top.at]] = top.at;
-    enqueue(before[top.at], top.at);
-    enqueue(top.at, after[top.at]);
+    const auto lowest = queue.begin();
+    if (lowest->second.empty()) {
+      queue.erase(lowest);
+      continue;
+    }
+    const uint32_t left = lowest->second.pop();
+    const Merge* merge = merge_at(left);
+    if (merge == nullptr || merge->rank != lowest->first) continue;  // has changed meanwhile
+    const uint32_t right = after[left];
+    symbols[left] = merge->id;
+    symbols[right] = kNoId;
+    after[left] = after[right];
+    if (after[left] != kNowhere) before[after[left]] = left;
+    enqueue(before[left]);
+    enqueue(left);
   }
   std::erase(symbols, kNoId);
 }
