@@ -21,6 +21,7 @@ using Json = nlohmann::ordered_json;
 std::vector<int32_t> random_ids(uint64_t seed, int64_t count) {
   constexpr int kFirst = 300, kIds = 1000;
   std::vector<int32_t> ids;
+  ids.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i)
     ids.push_back(kFirst + static_cast<int32_t>(uniform(seed, i) * kIds));
   return ids;
@@ -89,8 +90,7 @@ Json percentiles(std::vector<double> values) {
   if (values.empty()) return nullptr;
   std::ranges::sort(values);
   const auto at = [&](double part) {
-    const auto index = static_cast<size_t>(part * static_cast<double>(values.size() - 1) + 0.5);
-    return values[index] * kMs;
+    return values[std::lround(part * static_cast<double>(values.size() - 1))] * kMs;
   };
   double sum = 0;
   for (const double value : values) sum += value;

@@ -195,8 +195,8 @@ SpecReport Bench::report(const std::vector<std::string>& modes) {
   for (const std::string& mode : modes) {
     std::vector<SpecResult>& runs = results_.at(mode);
     const auto median_of = [&](auto member) {
-      std::vector<double> values;
-      for (const SpecResult& run : runs) values.push_back(run.*member);
+      std::vector<double> values(runs.size());
+      std::ranges::transform(runs, values.begin(), member);
       return median(std::move(values));
     };
     SpecResult result = runs.back();
@@ -229,6 +229,7 @@ std::vector<std::vector<int32_t>> make_prompts(const SpecOptions& options,
     }
   }
   std::vector<std::vector<int32_t>> prompts;
+  prompts.reserve(static_cast<size_t>(count));
   const int64_t apart = std::ssize(ids) / count;
   for (int64_t i = 0; i < count; ++i)
     prompts.emplace_back(ids.begin() + i * apart, ids.begin() + i * apart + options.prompt_len);

@@ -141,15 +141,21 @@ int32_t SchemaRules::of_type(const std::string& type, const Json& schema) {
   return rule;
 }
 
+// What a reference points at; null: nothing.
+const Json* target_of(const Json& root, const std::string& path) {
+  if (!path.starts_with('#')) return nullptr;
+  try {
+    return &root.at(Json::json_pointer(path.substr(1)));
+  } catch (const Json::exception&) {
+    return nullptr;
+  }
+}
+
 int32_t SchemaRules::reference(const std::string& path) {
   const auto [at, added] = references_.try_emplace(path, -1);
   if (!added) return at->second;
   const int32_t rule = at->second = g_.add_rule();
-  const Json* target = nullptr;
-  try {
-    if (path.starts_with('#')) target = &root_.at(Json::json_pointer(path.substr(1)));
-  } catch (const Json::exception&) {
-  }
+  const Json* target = target_of(root_, path);
   if (!target) refuse("$ref: there is nothing at ", path);
   g_.add_alternative(rule, {call(rule_of(*target))});
   return rule;
