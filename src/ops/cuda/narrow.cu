@@ -43,7 +43,7 @@ struct NarrowCall {
 };
 
 // kRows: of the weight in a tile. kGroups: warpgroups.
-template <class T, int kRows, bool kPaired, int kGroups>
+template <int kRows, bool kPaired, int kGroups>
 class Product {
  public:
   static constexpr int kOutputs = kPaired ? kRows / 2 : kRows;
@@ -137,7 +137,7 @@ class Product {
     begin_products();
 #pragma unroll
     for (int at = 0; at < kLine; at += kWarpgroupDepth * kElement)
-      multiply_rows<T, kRows>(c, swizzled_rows(x + at), swizzled_rows(weight + at));
+      multiply_rows<kRows>(c, swizzled_rows(x + at), swizzled_rows(weight + at));
     commit_products();
   }
   __device__ void release(int at) const {
@@ -178,15 +178,15 @@ class Product {
   int stage_ = 0, parity_ = 0;  // of the ring
 };
 
-template <class T, int kRows, bool kPaired, int kGroups>
-__global__ void __launch_bounds__(Product<T, kRows, kPaired, kGroups>::kThreads, 1)
+template <int kRows, bool kPaired, int kGroups>
+__global__ void __launch_bounds__(Product<kRows, kPaired, kGroups>::kThreads, 1)
     narrow_kernel(const __grid_constant__ NarrowCall p) {
 #if REPLAYSSM_HAS_WARPGROUPS
   release_successor();
   extern __shared__ char memory[];
   const uint32_t shared =
       (shared_address(memory) + kSwizzleBytes - 1) & ~uint32_t{kSwizzleBytes - 1};
-  Product<T, kRows, kPaired, kGroups> product(p, shared);
+  Product<kRows, kPaired, kGroups> product(p, shared);
   if (threadIdx.x == 0) product.init_barriers();
   __syncthreads();
   if (threadIdx.x < kGroups * kWarpgroup) {
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(Product<T, kRows, kPaired, kGroups>::kThreads,
 }
 
 // A matrix as tiles of `rows` rows and a piece's columns.
-CUtensorMap tile_map(const void* data, DType dtype, int64_t rows, int64_t columns, int64_t stride,
+CUtensorMap tile_map(const void* data, int64_t rows, int64_t columns, int64_t stride,
                      int tile_rows) {
   static const auto encode = [] {
     void* function = nullptr;
@@ -214,29 +214,25 @@ CUtensorMap tile_map(const void* data, DType dtype, int64_t rows, int64_t column
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride * kElement)};
   const cuuint32_t box[] = {kPieceColumns, static_cast<cuuint32_t>(tile_rows)}, step[] = {1, 1};
   const CUresult status =
-      encode(&map,
-             dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             2, const_cast<void*>(data), sizes, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides,
+             box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   REPLAYSSM_CHECK(status == CUDA_SUCCESS, "tensor map: ", static_cast<int>(status));
   return map;
 }
 
 bool is_paired(const LinearParams& p) { return p.activation == LinearActivation::kSwiGlu; }
 
-template <class T, int kRows, bool kPaired, int kGroups>
+template <int kRows, bool kPaired, int kGroups>
 void launch(NarrowCall call, const LinearParams& p, cudaStream_t stream) {
-  using Tile = Product<T, kRows, kPaired, kGroups>;
-  call.x = tile_map(p.x, p.dtype, p.rows, p.in_features, p.x_head_stride, kGroups * kWarpgroupRows);
-  call.weight =
-      tile_map(p.weight, p.dtype, p.out_features, p.in_features, p.in_features, Tile::kOutputs);
+  using Tile = Product<kRows, kPaired, kGroups>;
+  call.x = tile_map(p.x, p.rows, p.in_features, p.x_head_stride, kGroups * kWarpgroupRows);
+  call.weight = tile_map(p.weight, p.out_features, p.in_features, p.in_features, Tile::kOutputs);
   constexpr int kFixed = kBarrierBytes + kSwizzleBytes;  // and what its alignment may take
   call.stages = std::min(kMostStages, (kMostShared - kFixed) / Tile::kStageBytes);
   call.tiles = (call.outputs + Tile::kOutputs - 1) / Tile::kOutputs;
   const int most = multiprocessors("narrow_product") / call.parts;
-  const auto kernel = narrow_kernel<T, kRows, kPaired, kGroups>;
+  const auto kernel = narrow_kernel<kRows, kPaired, kGroups>;
   const int shared = kFixed + call.stages * Tile::kStageBytes;
   reserve_shared("narrow_product", kernel, shared);
   launch_dependent("narrow_product", kernel,
@@ -244,24 +240,13 @@ void launch(NarrowCall call, const LinearParams& p, cudaStream_t stream) {
                    Tile::kThreads, shared, stream, call);
 }
 
-template <class T, int kRows>
+template <int kRows>
 void launch_rows(const NarrowCall& call, const LinearParams& p, cudaStream_t stream) {
   const bool two = p.rows > kWarpgroupRows;
   if (is_paired(p)) {
-    return two ? launch<T, kRows, true, 2>(call, p, stream)
-               : launch<T, kRows, true, 1>(call, p, stream);
+    return two ? launch<kRows, true, 2>(call, p, stream) : launch<kRows, true, 1>(call, p, stream);
   }
-  two ? launch<T, kRows, false, 2>(call, p, stream) : launch<T, kRows, false, 1>(call, p, stream);
-}
-
-template <class T>
-void launch_type(const NarrowCall& call, const LinearParams& p, int weight_rows,
-                 cudaStream_t stream) {
-  switch (weight_rows) {
-    case 96: return launch_rows<T, 96>(call, p, stream);
-    case 144: return launch_rows<T, 144>(call, p, stream);
-    default: return launch_rows<T, 192>(call, p, stream);
-  }
+  two ? launch<kRows, false, 2>(call, p, stream) : launch<kRows, false, 1>(call, p, stream);
 }
 
 bool has_warpgroups() {
@@ -277,7 +262,7 @@ bool has_warpgroups() {
 std::vector<NarrowTile> narrow_tiles(const LinearParams& p) {
   const int64_t outputs = p.out_features / (is_paired(p) ? 2 : 1);
   const bool fits = p.heads == 1 && p.rows >= kLeastNarrowRows && p.rows <= kMostNarrowRows &&
-                    dtype_bytes(p.dtype) == kElement && p.in_features > 0 && outputs % 8 == 0 &&
+                    p.dtype == DType::kBFloat16 && p.in_features > 0 && outputs % 8 == 0 &&
                     rows_aligned(p.x, p.x_head_stride * kElement) &&
                     rows_aligned(p.weight, p.in_features * kElement) &&
                     rows_aligned(p.y, p.y_head_stride * int64_t{sizeof(float)}) &&
@@ -311,8 +296,11 @@ void narrow_product(const LinearParams& p, const NarrowTile& tile, cudaStream_t 
   call.rows = static_cast<int>(p.rows);
   call.pieces = static_cast<int>((p.in_features + kPieceColumns - 1) / kPieceColumns);
   call.parts = tile.parts;
-  if (p.dtype == DType::kBFloat16) return launch_type<Bf16>(call, p, tile.weight_rows, stream);
-  launch_type<Fp16>(call, p, tile.weight_rows, stream);
+  switch (tile.weight_rows) {
+    case 96: return launch_rows<96>(call, p, stream);
+    case 144: return launch_rows<144>(call, p, stream);
+    default: return launch_rows<192>(call, p, stream);
+  }
 }
 
 }  // namespace replayssm::cuda

@@ -18,7 +18,7 @@ struct NarrowTile {
 };
 
 // The cuts that may be the fastest on this device; none where narrow_product cannot compute it: one
-// head, 33 to 128 rows, 16-bit types, rows of everything at multiples of 16 bytes. More than one
+// head, 33 to 128 rows, bfloat16, rows of everything at multiples of 16 bytes. More than one
 // part only where params.parts allows it.
 std::vector<NarrowTile> narrow_tiles(const LinearParams& params);
 

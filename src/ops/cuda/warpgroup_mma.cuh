@@ -1,10 +1,10 @@
 // Products by the tensor cores of a warpgroup, four warps, with both operands in shared memory
-// (sm_90a): c [64, n] += a [64, 16] b [n, 16]^T.
+// (sm_90a): c [64, n] += a [64, 16] b [n, 16]^T, both bfloat16.
 //
 // c lies as in mma.cuh, tile after tile of 8 columns: warp w has rows 16 w to 16 w + 15.
 #pragma once
 
-#include "ops/cuda/elements.cuh"
+#include <cstdint>
 
 // Whether this pass of the compiler is for devices that have them.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -52,39 +52,31 @@ __device__ inline void wait_products_but() {
 #define REPLAYSSM_NAMES72                                                                     \
   ",%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93," \
   "%94,%95"
-#define REPLAYSSM_MULTIPLY(shape, type, names, ab, ...)                                     \
+#define REPLAYSSM_MULTIPLY(shape, names, ab, ...)                                           \
   asm volatile(                                                                             \
       "{\n.reg .pred add;\nsetp.eq.b32 add, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" shape \
-      "k16.f32." type "." type " {" names "}, " ab ", add, 1, 1, 0, 0;\n}\n"                \
+      "k16.f32.bf16.bf16 {" names "}, " ab ", add, 1, 1, 0, 0;\n}\n"                        \
       : __VA_ARGS__                                                                         \
       : "l"(a), "l"(b))
-#define REPLAYSSM_MULTIPLY_ROWS(type)                                                          \
-  if constexpr (kColumns == 96) {                                                              \
-    REPLAYSSM_MULTIPLY("96", type, REPLAYSSM_NAMES0 REPLAYSSM_NAMES24, "%48, %49",             \
-                       REPLAYSSM_SUMS24(c, 0), REPLAYSSM_SUMS24(c, 24));                       \
-  } else if constexpr (kColumns == 144) {                                                      \
-    REPLAYSSM_MULTIPLY("144", type, REPLAYSSM_NAMES0 REPLAYSSM_NAMES24 REPLAYSSM_NAMES48,      \
-                       "%72, %73", REPLAYSSM_SUMS24(c, 0), REPLAYSSM_SUMS24(c, 24),            \
-                       REPLAYSSM_SUMS24(c, 48));                                               \
-  } else {                                                                                     \
-    REPLAYSSM_MULTIPLY("192", type,                                                            \
-                       REPLAYSSM_NAMES0 REPLAYSSM_NAMES24 REPLAYSSM_NAMES48 REPLAYSSM_NAMES72, \
-                       "%96, %97", REPLAYSSM_SUMS24(c, 0), REPLAYSSM_SUMS24(c, 24),            \
-                       REPLAYSSM_SUMS24(c, 48), REPLAYSSM_SUMS24(c, 72));                      \
-  }
 
 // By all threads of the warpgroup. Asynchronous: c is to be left alone until the product has ended.
-template <class T, int kColumns>
+template <int kColumns>
 __device__ inline void multiply_rows(float (&c)[kColumns / 2], uint64_t a, uint64_t b) {
   static_assert(kColumns == 96 || kColumns == 144 || kColumns == 192);
-  if constexpr (std::is_same_v<T, Bf16>) {
-    REPLAYSSM_MULTIPLY_ROWS("bf16")
+  if constexpr (kColumns == 96) {
+    REPLAYSSM_MULTIPLY("96", REPLAYSSM_NAMES0 REPLAYSSM_NAMES24, "%48, %49", REPLAYSSM_SUMS24(c, 0),
+                       REPLAYSSM_SUMS24(c, 24));
+  } else if constexpr (kColumns == 144) {
+    REPLAYSSM_MULTIPLY("144", REPLAYSSM_NAMES0 REPLAYSSM_NAMES24 REPLAYSSM_NAMES48, "%72, %73",
+                       REPLAYSSM_SUMS24(c, 0), REPLAYSSM_SUMS24(c, 24), REPLAYSSM_SUMS24(c, 48));
   } else {
-    REPLAYSSM_MULTIPLY_ROWS("f16")
+    REPLAYSSM_MULTIPLY("192",
+                       REPLAYSSM_NAMES0 REPLAYSSM_NAMES24 REPLAYSSM_NAMES48 REPLAYSSM_NAMES72,
+                       "%96, %97", REPLAYSSM_SUMS24(c, 0), REPLAYSSM_SUMS24(c, 24),
+                       REPLAYSSM_SUMS24(c, 48), REPLAYSSM_SUMS24(c, 72));
   }
 }
 
-#undef REPLAYSSM_MULTIPLY_ROWS
 #undef REPLAYSSM_MULTIPLY
 #undef REPLAYSSM_NAMES72
 #undef REPLAYSSM_NAMES48

@@ -18,8 +18,7 @@ namespace {
 using cuda::LinearActivation;
 
 struct Case {
-  int64_t rows, in, out, most_parts;
-  DType dtype;
+  int64_t rows, in, out, most_parts = 1;
   LinearActivation activation = LinearActivation::kNone;
 };
 
@@ -30,8 +29,8 @@ struct Problem {
 
   explicit Problem(const Case& c)
       : c(c),
-        x(c.dtype, c.rows * c.in, 1),
-        weight(c.dtype, c.out * c.in, 2),
+        x(DType::kBFloat16, c.rows * c.in, 1),
+        weight(DType::kBFloat16, c.out * c.in, 2),
         bias(DType::kFloat32, c.out, 3),
         x_there(with_gaps()),
         weight_there(weight.bytes),
@@ -40,7 +39,7 @@ struct Problem {
         activated_there(std::vector<uint16_t>(c.rows * c.out, 0x7fff)) {}
 
   std::vector<uint16_t> with_gaps() const {
-    std::vector<uint16_t> rows(c.rows * (c.in + kGap), 0x7fff);  // NaN in both types
+    std::vector<uint16_t> rows(c.rows * (c.in + kGap), 0x7fff);  // NaN
     const auto* from = reinterpret_cast<const uint16_t*>(x.bytes.data());
     for (int64_t r = 0; r < c.rows; ++r)
       std::copy_n(from + r * c.in, c.in, rows.data() + r * (c.in + kGap));
@@ -54,7 +53,6 @@ struct Problem {
             .in_features = c.in,
             .out_features = c.out,
             .rows = c.rows,
-            .dtype = c.dtype,
             .y = y_there.data(),
             .y_head_stride = c.out + kGap,
             .most_parts = c.most_parts,
@@ -108,15 +106,12 @@ void expect_activated(Problem& problem, const cuda::NarrowTile& tile) {
   std::vector<uint16_t> y;
   problem.activated_there.download(y);
   const int64_t width = c.activation == LinearActivation::kSwiGlu ? c.out / 2 : c.out;
-  const double unit = c.dtype == DType::kBFloat16 ? 1 / 250.0 : 1 / 2000.0;
   for (int64_t r = 0; r < c.rows; ++r) {
     const auto sums = problem.sums(r);
     for (int64_t n = 0; n < width; ++n) {
-      const uint16_t bits = y[r * width + n];
-      const float got = c.dtype == DType::kBFloat16 ? to_float(std::bit_cast<bf16>(bits))
-                                                    : to_float(std::bit_cast<fp16>(bits));
+      const float got = to_float(std::bit_cast<bf16>(y[r * width + n]));
       const double want = activated(c.activation, Problem::kScale, sums, n);
-      ASSERT_NEAR(got, want, std::abs(want) * unit + 1e-3) << "row " << r << " output " << n;
+      ASSERT_NEAR(got, want, std::abs(want) / 250 + 1e-3) << "row " << r << " output " << n;
     }
   }
   for (size_t i = c.rows * width; i < y.size(); ++i) ASSERT_EQ(y[i], 0x7fff) << "behind the rows";
@@ -130,9 +125,8 @@ void for_cuts(const Case& c, auto&& check) {
   for (cuda::NarrowTile tile : tiles) {
     for (int parts = 1; parts <= tile.parts; ++parts) {
       tile.parts = parts;
-      SCOPED_TRACE(::testing::Message()
-                   << dtype_name(c.dtype) << " rows=" << c.rows << " in=" << c.in
-                   << " out=" << c.out << " tile " << tile.weight_rows << " parts " << parts);
+      SCOPED_TRACE(::testing::Message() << "rows=" << c.rows << " in=" << c.in << " out=" << c.out
+                                        << " tile " << tile.weight_rows << " parts " << parts);
       check(problem, tile);
       if (::testing::Test::HasFatalFailure()) return;
     }
@@ -141,36 +135,32 @@ void for_cuts(const Case& c, auto&& check) {
 
 TEST(CudaNarrow, IsTheSumOfProducts) {
   REQUIRE_DEVICE();
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    for (const int64_t rows : {33, 64, 65, 100, 128}) {
-      for_cuts({rows, 72, 104, 1, dtype}, expect_product);
-      for_cuts({rows, 1544, 8, 12, dtype}, expect_product);
-      for_cuts({rows, 832, 296, 3, dtype}, expect_product);
-    }
+  for (const int64_t rows : {33, 64, 65, 100, 128}) {
+    for_cuts({rows, 72, 104}, expect_product);
+    for_cuts({rows, 1544, 8, 12}, expect_product);
+    for_cuts({rows, 832, 296, 3}, expect_product);
   }
 }
 
 TEST(CudaNarrow, BlocksTakeSeveralTiles) {
   REQUIRE_DEVICE();
-  for_cuts({70, 200, 96 * 300 + 8, 1, DType::kBFloat16}, expect_product);
-  for_cuts({40, 40, 96 * 300 + 8, 1, DType::kBFloat16}, expect_product);
+  for_cuts({70, 200, 96 * 300 + 8}, expect_product);
+  for_cuts({40, 40, 96 * 300 + 8}, expect_product);
 }
 
 TEST(CudaNarrow, AppliesActivations) {
   REQUIRE_DEVICE();
   for (const auto activation : {LinearActivation::kSwiGlu, LinearActivation::kReluSquared}) {
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-      for (const int64_t rows : {33, 128}) {
-        for (const int64_t out : {16, 208, 4240})
-          for_cuts({rows, 136, out, 1, dtype, activation}, expect_activated);
-      }
+    for (const int64_t rows : {33, 128}) {
+      for (const int64_t out : {16, 208, 4240})
+        for_cuts({rows, 136, out, 1, activation}, expect_activated);
     }
   }
 }
 
 TEST(CudaNarrow, RepeatsItsBits) {
   REQUIRE_DEVICE();
-  const Case c{128, 2560, 2560, 12, DType::kBFloat16};
+  const Case c{128, 2560, 2560, 12};
   Problem problem(c);
   for (const cuda::NarrowTile& tile : cuda::narrow_tiles(problem.params())) {
     const cuda::Stream stream;
@@ -186,9 +176,9 @@ TEST(CudaNarrow, RepeatsItsBits) {
   }
 }
 
-TEST(CudaNarrow, TakesSixteenBitsAlignedAndNoMoreThanItsRows) {
+TEST(CudaNarrow, TakesAlignedBfloat16AndNoMoreThanItsRows) {
   REQUIRE_DEVICE();
-  const Case c{64, 64, 64, 1, DType::kBFloat16};
+  const Case c{64, 64, 64};
   Problem problem(c);
   const auto refused = [&](auto change) {
     cuda::LinearParams changed = problem.params();
@@ -199,7 +189,7 @@ TEST(CudaNarrow, TakesSixteenBitsAlignedAndNoMoreThanItsRows) {
   EXPECT_TRUE(refused([](auto& q) { q.rows = 32; }));
   EXPECT_TRUE(refused([](auto& q) { q.rows = 129; }));
   EXPECT_TRUE(refused([](auto& q) { q.heads = 2; }));
-  EXPECT_TRUE(refused([](auto& q) { q.dtype = DType::kFloat32; }));
+  EXPECT_TRUE(refused([](auto& q) { q.dtype = DType::kFloat16; }));
   EXPECT_TRUE(refused([](auto& q) { q.out_features = 60; }));
   EXPECT_TRUE(refused([](auto& q) { q.in_features = 60; }));
   EXPECT_TRUE(refused([](auto& q) { q.x_head_stride = 68; }));
