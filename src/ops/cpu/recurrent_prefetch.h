@@ -178,7 +178,8 @@ class Prefetcher {
 
   FetchPiece next_of_state(int64_t bytes) {
     bytes = std::min(bytes, front_.bytes - in_front_);
-    const FetchPiece piece{front_.data + in_front_, bytes};
+    // As a number: without a source it counts from zero.  NOLINTNEXTLINE(performance-no-int-to-ptr)
+    const FetchPiece piece{reinterpret_cast<const char*>(address(front_.data) + in_front_), bytes};
     in_front_ += bytes;
     fetched_ += bytes;
     if (in_front_ == front_.bytes) next_state();
