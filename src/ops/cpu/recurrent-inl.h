@@ -278,6 +278,17 @@ void gather_query(bool unit, const T* x, int64_t state_dim, int64_t width, float
   to_unit_floats(x, state_dim, width, 1.0f / std::sqrt(static_cast<float>(state_dim)), q);
 }
 
+// A token's v as the recurrence takes it, in a scratch row of `height` floats: Mamba-2's is already
+// multiplied by its write strength b.
+template <Family kFamily, class T>
+void gather_value(const T* x, float b, int64_t head_dim, int64_t height, float* v) {
+  const D d;
+  to_padded_floats(x, head_dim, height, v);
+  if constexpr (is_delta(kFamily)) return;
+  for (int64_t i = 0; i < height; i += kLanes)
+    hn::Store(hn::Mul(hn::Set(d, b), hn::Load(d, v + i)), d, v + i);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace replayssm::cpu
 HWY_AFTER_NAMESPACE();

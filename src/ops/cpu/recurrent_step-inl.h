@@ -87,8 +87,8 @@ class StepBlock {
     for (int64_t h = 0; h < block_.head_end - first; ++h) {
       const HeadScratch& scratch = m_.heads[h];
       if (j < replay_.replayed)
-        to_padded_floats(rows_.value(j, first + h), p_.shape.head_dim, m_.height,
-                         scratch.v + j * m_.height);
+        gather_value<kFamily>(rows_.value(j, first + h), b[h], p_.shape.head_dim, m_.height,
+                              scratch.v + j * m_.height);
       scratch.b[j] = b[h];
       if constexpr (kFamily == Family::kKimiDelta) {
         channel_decays(in_ring ? rows_.ring_gates(j, first + h) : rows_.window_gates(i, first + h),
@@ -237,6 +237,14 @@ class StepReads final : public ReadSource {
   BlockOrder inputs_, states_;
 };
 
+// What a call reads of states, folds aside.
+inline int64_t call_bytes(const StepCall& call) {
+  const ReadCopy& copy = call.state.read_copy;
+  const DType dtype = copy.data != nullptr ? copy.dtype : call.state.checkpoint_dtype;
+  return call.batch.sequences * call.shape.heads * call.shape.head_dim * call.shape.state_dim *
+         dtype_bytes(dtype);
+}
+
 // Blocks [begin, end) of the list.
 template <Family kFamily>
 void run_step_blocks(const StepCall& call, const BlockList& blocks, int64_t begin, int64_t end,
@@ -244,7 +252,7 @@ void run_step_blocks(const StepCall& call, const BlockList& blocks, int64_t begi
   dispatch_float(call.state.activation_dtype, [&]<class ActT>() {
     BlockOrder order(blocks, call.batch, begin, end);
     StepReads<kFamily, ActT> reads(call, blocks, order);
-    Prefetcher prefetcher(reads);
+    Prefetcher prefetcher(reads, (end - begin) * call_bytes(call) / blocks.count());
     for (int64_t i; (i = order.next()) >= 0;)
       StepBlock<kFamily, ActT>(call, blocks[i], memory, prefetcher).run();
   });

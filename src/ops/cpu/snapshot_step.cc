@@ -59,7 +59,8 @@ HWY_INLINE void snapshot_rows(const Snapshots<StateT>& s, const StepScratch& m,
   Row<kVecs> rows[kRows];
   const StateT* from = s.from + row * state_dim;
   for (size_t r = 0; r < kRows; ++r) load_row(from + r * state_dim, width, rows[r]);
-  prefetcher.reading(from, kRows * state_dim * sizeof(StateT));
+  constexpr int64_t kElement = sizeof(StateT);
+  prefetcher.reading(from, kRows * state_dim * kElement, Prefetcher::kRewriteAhead).fetch();
   for (int64_t j = 0; j < s.tokens; ++j) {
     update_rows<kFamily, kVecs, kRows>(decays<kFamily>(m, head, j), head.b[j],
                                        head.v + j * m.height + row, m.k + j * m.width, width, rows);
@@ -146,10 +147,10 @@ class SnapshotBlock {
 
   void gather_values(int64_t i, int64_t head, const HeadScratch& scratch) {
     const int64_t token = first_ + i;
-    to_padded_floats(
-        static_cast<const ActT*>(p_.v) + token * p_.v_stride + head * p_.shape.head_dim,
-        p_.shape.head_dim, m_.height, scratch.v + i * m_.height);
     scratch.b[i] = p_.b[token * p_.shape.heads + head];
+    gather_value<kFamily>(
+        static_cast<const ActT*>(p_.v) + token * p_.v_stride + head * p_.shape.head_dim,
+        scratch.b[i], p_.shape.head_dim, m_.height, scratch.v + i * m_.height);
     if constexpr (kFamily == Family::kKimiDelta) {
       channel_decays(
           static_cast<const ActT*>(p_.gate) + token * p_.gate_stride + head * p_.shape.state_dim,
