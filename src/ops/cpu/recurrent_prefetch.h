@@ -137,7 +137,7 @@ class Prefetcher {
 
  private:
   static constexpr int64_t kRunAhead = 262144, kComputeBytes = 1024;
-  static constexpr int64_t kFewBytes = 1048576;
+  static constexpr int64_t kFewBytes = 262144;
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
   static uintptr_t address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
