@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of the CUDA decode steps on the CPU, under the address sanitizer: kernels as they are,
+# Runs the tests of the CUDA recurrence on the CPU, under the address sanitizer: kernels as they are,
 # tensor cores and warps emulated. Needs the CUDA toolkit, no device. Takes minutes to build and
 # longer to run: name the tests that matter, as GoogleTest filters them.
 set -euo pipefail
