@@ -95,7 +95,7 @@ struct Plan {
 
 void set_bias(const Operation& operation, const float* bias) {
   check_blas(cublasLtMatmulDescSetAttribute(operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                            &bias, sizeof bias),
+                                            static_cast<const void*>(&bias), sizeof bias),
              "bias");
 }
 
@@ -182,6 +182,7 @@ std::vector<cublasLtMatmulAlgo_t> LinearRunner::Impl::proposals(const Plan& plan
                                             preference.get(), kProposals, results.data(), &found),
              "algorithm");
   std::vector<cublasLtMatmulAlgo_t> algorithms;
+  algorithms.reserve(static_cast<size_t>(found));
   for (int i = 0; i < found; ++i) algorithms.push_back(results[i].algo);
   return algorithms;
 }
