@@ -232,7 +232,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ConvCase{2080, 4, kBf, kSingle, true}, ConvCase{8, 3, kHalf, kSingle, true},
                       ConvCase{7, 3, kHalf, kHalf, true}, ConvCase{1, 1, kSingle, kSingle, false},
                       ConvCase{24, 1, kHalf, kHalf, false}, ConvCase{20, 8, kSingle, kSingle, true},
-                      ConvCase{16, 6, kBf, kBf, false}, ConvCase{300, 2, kSingle, kSingle, true}));
+                      ConvCase{16, 6, kBf, kBf, false}, ConvCase{300, 2, kSingle, kSingle, true},
+                      ConvCase{128, 4, kBf, kSingle, true}, ConvCase{256, 4, kHalf, kHalf, false}));
 
 // Ragged windows, chains and trees in turn, any of which may be rejected; padding; idle slots.
 TEST_P(CudaConv, StepsMatchTheDefinition) {
@@ -281,6 +282,27 @@ TEST_P(CudaConv, PromptsMatchTheDefinition) {
       commit_prefill(cursors_[1], length, ring_);
       poison(1);
     }
+  }
+}
+
+// Whatever a call was told of its windows: captured ones are replayed with others.
+TEST_P(CudaConv, LongerWindowsThanToldAreServed) {
+  REQUIRE_DEVICE();
+  constexpr int32_t kMaxWindow = 7;
+  for (const bool tree : {false, true}) {
+    SCOPED_TRACE(tree);
+    reset(kMaxWindow);
+    const std::vector<ConvWindow> windows{window(2, kMaxWindow, tree), window(-1, 3, tree),
+                                          window(0, 1, tree), window(3, tree ? 2 : 40, tree)};
+    const auto before = inputs_;
+    const auto cursors = cursors_;
+    const auto whole = run(windows);
+    const auto kept = inputs_;
+    expect_outputs(windows, whole);
+    inputs_ = before;
+    cursors_ = cursors;
+    EXPECT_EQ(run(windows, 1), whole);
+    EXPECT_EQ(inputs_, kept);
   }
 }
 

@@ -18,7 +18,7 @@ alignas(1024) char memory[228 * 1024];
 namespace replayssm::emulation {
 
 uint3 thread_index, block_index;
-dim3 block_size;
+dim3 block_size, grid_size;
 
 namespace {
 
@@ -120,6 +120,7 @@ Shown& shown(unsigned lane) { return shown_by[thread_index.x / 32 * 32 + lane]; 
 void run(const std::function<void()>& kernel, dim3 grid, int count, int shared_bytes) {
   body = &kernel;
   block_size = dim3(static_cast<unsigned>(count));
+  grid_size = grid;
   while (threads.size() < size_t(count)) threads.push_back(std::make_unique<Thread>());
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)

@@ -13,7 +13,7 @@ namespace replayssm::emulation {
 
 // Of the coroutine that runs.
 extern uint3 thread_index, block_index;
-extern dim3 block_size;
+extern dim3 block_size, grid_size;
 
 // Return when all threads of the block, or all lanes of the warp, have called. A kernel that waits
 // forever ends the process.

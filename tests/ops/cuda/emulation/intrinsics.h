@@ -17,6 +17,7 @@
 #define threadIdx replayssm::emulation::thread_index
 #define blockIdx replayssm::emulation::block_index
 #define blockDim replayssm::emulation::block_size
+#define gridDim replayssm::emulation::grid_size
 #define __syncthreads() replayssm::emulation::meet_block()
 #define __syncwarp() replayssm::emulation::meet_warp()
 
@@ -43,8 +44,18 @@ T __shfl_sync(unsigned, T x, unsigned from, unsigned width = 32) {
   return replayssm::emulation::exchange(x, lane / width * width + from % width);
 }
 
+inline int __all_sync(unsigned mask, int holds) {
+  holds = holds != 0 ? 1 : 0;
+  for (unsigned d = 16; d > 0; d /= 2) holds &= __shfl_xor_sync(mask, holds, d);
+  return holds;
+}
+
 template <class T>
 T __ldg(const T* from) {
+  return *from;
+}
+template <class T>
+T __ldcs(const T* from) {
   return *from;
 }
 template <class T>
