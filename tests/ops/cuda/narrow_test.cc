@@ -34,9 +34,21 @@ struct Problem {
         bias(DType::kFloat32, c.out, 3),
         x_there(with_gaps()),
         weight_there(weight.bytes),
-        bias_there(bias.bytes),
-        y_there(std::vector<float>(c.rows * (c.out + kGap) * c.most_parts, std::nanf(""))),
-        activated_there(std::vector<uint16_t>(c.rows * c.out, 0x7fff)) {}
+        bias_there(bias.bytes) {
+    forget_results();
+  }
+
+  // Results become NaN.
+  void forget_results() {
+    y_there = std::vector<float>(c.rows * (c.out + kGap) * c.most_parts, std::nanf(""));
+    activated_there = std::vector<uint16_t>(c.rows * c.out, 0x7fff);
+  }
+  void run(const cuda::NarrowTile& tile) {
+    forget_results();
+    const cuda::Stream stream;
+    cuda::narrow_product(params(), tile, stream.get());
+    stream.synchronize();
+  }
 
   std::vector<uint16_t> with_gaps() const {
     std::vector<uint16_t> rows(c.rows * (c.in + kGap), 0x7fff);  // NaN
@@ -78,9 +90,7 @@ struct Problem {
 
 void expect_product(Problem& problem, const cuda::NarrowTile& tile) {
   const Case& c = problem.c;
-  const cuda::Stream stream;
-  cuda::narrow_product(problem.params(), tile, stream.get());
-  stream.synchronize();
+  problem.run(tile);
   std::vector<float> y;
   problem.y_there.download(y);
   const int64_t stride = c.out + Problem::kGap;
@@ -100,9 +110,7 @@ void expect_product(Problem& problem, const cuda::NarrowTile& tile) {
 
 void expect_activated(Problem& problem, const cuda::NarrowTile& tile) {
   const Case& c = problem.c;
-  const cuda::Stream stream;
-  cuda::narrow_product(problem.params(), tile, stream.get());
-  stream.synchronize();
+  problem.run(tile);
   std::vector<uint16_t> y;
   problem.activated_there.download(y);
   const int64_t width = c.activation == LinearActivation::kSwiGlu ? c.out / 2 : c.out;
