@@ -265,6 +265,63 @@ class ChunkBlock {
       }
   }
 
+  // [16 rows, 16 tokens] as accumulators.
+  using Pair = float[2][4];
+
+  // A chunk's values of 16 tokens.
+  __device__ void load_values(int jt, Pair& v) const {
+    uint32_t raw[4];
+    load_tiles_transposed(raw, stage() + Tile::kValues +
+                                   (jt * 16 + lane_ / 16 * 8 + lane_ % 8) * Tile::kValueStride +
+                                   row0() + lane_ / 8 % 2 * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) widen<Bf16>(raw[i], v[i / 2] + i % 2 * 2);
+  }
+
+  // Left operand of a product: rows of the warp, 16 columns.
+  using Factors = float[4];  // of a lane's columns
+  struct Split {
+    uint32_t high[4], low[4];
+    __device__ Split(const float (&left)[4], const float (&right)[4], const Factors& factor) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* x = (i < 2 ? left : right) + i % 2 * 2;
+        const float* f = factor + i / 2 * 2;
+        const SplitPair pair = split_pair(x[0] * f[0], x[1] * f[1]);
+        high[i] = pair.high, low[i] = pair.low;
+      }
+    }
+  };
+
+  // S <- e^{L_n} S + sum_j e^{D_nj} b_j u_j k_j^T, with written(jt, factor) the u of 16 tokens
+  // times their factors.
+  template <class Written>
+  __device__ void update_state(Written&& written) {
+    const float all = decays().start[kTokens - 1];
+#pragma unroll
+    for (auto& tile : s_)
+#pragma unroll
+      for (float& x : tile) x *= all;
+    const Bf16* k =
+        stage() + Tile::kKeys + (lane_ / 8 % 2 * 8 + lane_ % 8) * Tile::kKeyStride + lane_ / 16 * 8;
+#pragma unroll
+    for (int jt = 0; jt < kTokenTiles; ++jt) {
+      const float* end = decays().end + jt * 16 + lane_ % 4 * 2;
+      const Factors factor = {end[0], end[1], end[8], end[9]};
+      const Split a = written(jt, factor);
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; c += 2) {
+        uint32_t b[4];
+        load_tiles_transposed(b, k + jt * 16 * Tile::kKeyStride + c * 8);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          multiply_tile<Bf16>(s_[c + n], a.high, b[2 * n], b[2 * n + 1]);
+          multiply_tile<Bf16>(s_[c + n], a.low, b[2 * n], b[2 * n + 1]);
+        }
+      }
+    }
+  }
+
   // Checkpoint and read copy.
   __device__ void store_state() const {
 #pragma unroll

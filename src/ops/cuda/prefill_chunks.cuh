@@ -26,14 +26,18 @@ class Mamba2Chunks : protected ChunkBlock<State, kWarps, 1> {
       __syncthreads();
       add_window(y);
       store_outputs(y);
-      update_state();
+      update_state([this](int jt, const typename Block::Factors& factor) {
+        typename Block::Pair v;
+        load_values(jt, v);
+        return typename Block::Split(v[0], v[1], factor);
+      });
     });
   }
 
  private:
-  using Block::decays, Block::read_state, Block::row0, Block::stage, Block::store_outputs,
-      Block::weights;
-  using Block::lane_, Block::s_, Block::warp_;
+  using Block::lane_, Block::warp_;
+  using Block::load_values, Block::read_state, Block::row0, Block::stage, Block::store_outputs,
+      Block::update_state, Block::weights;
 
   // y += the chunk's weights times its values.
   __device__ void add_window(float (&y)[kTokenTiles][2][4]) const {
@@ -53,42 +57,6 @@ class Mamba2Chunks : protected ChunkBlock<State, kWarps, 1> {
           multiply_tile<Bf16>(y[it][0], a, b[0], b[1]);
           multiply_tile<Bf16>(y[it][1], a, b[2], b[3]);
         }
-    }
-  }
-
-  __device__ void update_state() {
-    const float all = decays().start[kTokens - 1];
-#pragma unroll
-    for (auto& tile : s_)
-#pragma unroll
-      for (float& x : tile) x *= all;
-    // Tiles of values, transposed: their rows are this warp's.
-    const Bf16* v = stage() + Tile::kValues + (lane_ / 16 * 8 + lane_ % 8) * Tile::kValueStride +
-                    row0() + lane_ / 8 % 2 * 8;
-    const Bf16* k =
-        stage() + Tile::kKeys + (lane_ / 8 % 2 * 8 + lane_ % 8) * Tile::kKeyStride + lane_ / 16 * 8;
-#pragma unroll
-    for (int jt = 0; jt < kTokenTiles; ++jt) {
-      uint32_t raw[4], high[4], low[4];
-      load_tiles_transposed(raw, v + jt * 16 * Tile::kValueStride);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* w = decays().end + jt * 16 + i / 2 * 8 + lane_ % 4 * 2;
-        float x[2];
-        widen<Bf16>(raw[i], x);
-        const SplitPair split = split_pair(x[0] * w[0], x[1] * w[1]);
-        high[i] = split.high;
-        low[i] = split.low;
-      }
-#pragma unroll
-      for (int c = 0; c < kColumnTiles; c += 2) {
-        uint32_t b[4];
-        load_tiles_transposed(b, k + jt * 16 * Tile::kKeyStride + c * 8);
-        multiply_tile<Bf16>(s_[c], high, b[0], b[1]);
-        multiply_tile<Bf16>(s_[c], low, b[0], b[1]);
-        multiply_tile<Bf16>(s_[c + 1], high, b[2], b[3]);
-        multiply_tile<Bf16>(s_[c + 1], low, b[2], b[3]);
-      }
     }
   }
 };

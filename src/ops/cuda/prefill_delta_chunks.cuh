@@ -42,29 +42,19 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
       solve(u);
       add_window(u, y);
       store_outputs(y);
-      update_state(u);
+      update_state([&u](int jt, const typename Block::Factors& factor) {
+        return Split(u[2 * jt], u[2 * jt + 1], factor);
+      });
     });
   }
 
  private:
   using Block::chunk_, Block::decays_, Block::lane_, Block::me_, Block::s_, Block::warp_;
-  using Block::decays, Block::read_state, Block::row0, Block::stage, Block::store_outputs,
-      Block::weights;
+  using Block::decays, Block::load_values, Block::read_state, Block::stage, Block::store_outputs,
+      Block::update_state, Block::weights;
+  using Split = typename Block::Split;
+  using Pair = typename Block::Pair;
   static constexpr int kOfQueries = 0, kOfKeys = 1;
-
-  // Left operand of a product: rows of the warp, 16 columns.
-  struct Split {
-    uint32_t high[4], low[4];
-    __device__ Split(const float (&left)[4], const float (&right)[4], const float (&factor)[4]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* x = (i < 2 ? left : right) + i % 2 * 2;
-        const float* f = factor + i / 2 * 2;
-        const SplitPair pair = split_pair(x[0] * f[0], x[1] * f[1]);
-        high[i] = pair.high, low[i] = pair.low;
-      }
-    }
-  };
 
   __device__ void weigh_all() const {
     constexpr int kEach = Tile::kLowerTiles;
@@ -151,23 +141,18 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
         }
       }
     }
-    const Bf16* v = stage() + Tile::kValues + (lane_ / 16 * 8 + lane_ % 8) * Tile::kValueStride +
-                    row0() + lane_ / 8 % 2 * 8;
 #pragma unroll
     for (int jt = 0; jt < kTokenTiles; ++jt) {
-      uint32_t raw[4];
-      load_tiles_transposed(raw, v + jt * 16 * Tile::kValueStride);
+      Pair v;
+      load_values(jt, v);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int n = 2 * jt + i / 2, t = n * 8 + lane_ % 4 * 2;
-        float x[2];
-        widen<Bf16>(raw[i], x);
+      for (int n = 0; n < 2; ++n)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& known = u[n][i % 2 * 2 + e];
-          known = fmaf(-decays().start[t + e] * decays().key[t + e], known, x[e]);
+        for (int i = 0; i < 4; ++i) {
+          const int t = jt * 16 + n * 8 + lane_ % 4 * 2 + i % 2;
+          float& known = u[2 * jt + n][i];
+          known = fmaf(-decays().start[t] * decays().key[t], known, v[n][i]);
         }
-      }
     }
   }
 
@@ -176,7 +161,7 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
     return weights(matrix) + (it * 16 + lane_ / 16 * 8 + lane_ % 8) * Tile::kWeightStride +
            jt * 16 + lane_ / 8 % 2 * 8;
   }
-  __device__ static void add_products(float (&c)[2][4], const Split& a, const Bf16* b) {
+  __device__ static void add_products(Pair& c, const Split& a, const Bf16* b) {
     uint32_t high[4], low[4];
     load_tiles(high, b);
     load_tiles(low, b + Tile::kPart);
@@ -192,9 +177,9 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
   __device__ void solve(Written& u) const {
 #pragma unroll
     for (int jt = 0; jt < kTokenTiles; ++jt) {
-      auto& block = reinterpret_cast<float(&)[2][4]>(u[2 * jt]);
+      auto& block = reinterpret_cast<Pair&>(u[2 * jt]);
       const Split right(block[0], block[1], {1, 1, 1, 1});
-      float solved[2][4] = {};
+      Pair solved = {};
       add_products(solved, right, block_of(kOfKeys, jt, jt));
 #pragma unroll
       for (int n = 0; n < 2; ++n)
@@ -203,7 +188,7 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
       const Split known(block[0], block[1], {-1, -1, -1, -1});
 #pragma unroll
       for (int it = jt + 1; it < kTokenTiles; ++it)
-        add_products(reinterpret_cast<float(&)[2][4]>(u[2 * it]), known, block_of(kOfKeys, it, jt));
+        add_products(reinterpret_cast<Pair&>(u[2 * it]), known, block_of(kOfKeys, it, jt));
     }
   }
 
@@ -223,31 +208,6 @@ class DeltaChunks : protected ChunkBlock<State, kWarps, 2> {
           multiply_tile<Bf16>(y[it][h], high, written.high[h], written.high[h + 2]);
           multiply_tile<Bf16>(y[it][h], high, written.low[h], written.low[h + 2]);
           multiply_tile<Bf16>(y[it][h], low, written.high[h], written.high[h + 2]);
-        }
-      }
-    }
-  }
-
-  __device__ void update_state(const Written& u) {
-    const float all = decays().start[kTokens - 1];
-#pragma unroll
-    for (auto& tile : s_)
-#pragma unroll
-      for (float& x : tile) x *= all;
-    const Bf16* k =
-        stage() + Tile::kKeys + (lane_ / 8 % 2 * 8 + lane_ % 8) * Tile::kKeyStride + lane_ / 16 * 8;
-#pragma unroll
-    for (int jt = 0; jt < kTokenTiles; ++jt) {
-      const float* end = decays().end + jt * 16 + lane_ % 4 * 2;
-      const Split written(u[2 * jt], u[2 * jt + 1], {end[0], end[1], end[8], end[9]});
-#pragma unroll
-      for (int c = 0; c < kColumnTiles; c += 2) {
-        uint32_t b[4];
-        load_tiles_transposed(b, k + jt * 16 * Tile::kKeyStride + c * 8);
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          multiply_tile<Bf16>(s_[c + n], written.high, b[2 * n], b[2 * n + 1]);
-          multiply_tile<Bf16>(s_[c + n], written.low, b[2 * n], b[2 * n + 1]);
         }
       }
     }
