@@ -85,6 +85,8 @@ std::vector<std::vector<int32_t>> read_prompts(const GenerateOptions& options,
                           ? tokenizer.encode(chat_prompt(folder, options.system, text), false)
                           : tokenizer.encode(text));
   }
+  if (options.prompts.empty() && options.prompt_file == "-" && prompts.front().empty())
+    fail("prompt: expected --prompt, --prompt-file or text on standard input, got none");
   return prompts;
 }
 

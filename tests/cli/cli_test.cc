@@ -232,6 +232,7 @@ TEST(Context, IsTheLimitOfEveryCommand) {
   for (const Case& c : std::vector<Case>{
            {{"generate", "tiny-qwen3.5", "--prompt", words}, "expected at most 4095"},
            {{"generate", "tiny-qwen3.5", "--prompt", ""}, "prompt: expected at least one token"},
+           {{"generate", "tiny-qwen3.5"}, "--prompt, --prompt-file or text on standard input"},
            generate({"--max-model-len", "5000"}, "max_model_len: expected at most 4096"),
            generate({"--max-num-seqs", "8", "--max-num-batched-tokens", "4"},
                     "max_num_batched_tokens: expected at least max_num_seqs = 8, got 4"),
