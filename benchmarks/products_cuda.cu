@@ -70,7 +70,7 @@ Op mlp(const std::string& name, int64_t hidden, int64_t width, bool gated) {
               up.activation =
                   gated ? cuda::LinearActivation::kSwiGlu : cuda::LinearActivation::kReluSquared;
               up.activated = const_cast<void*>(down.x);
-              down.most_parts = 4;
+              down.most_parts = cuda::kMostQuickParts;
               down.y = c.memory.random<float>(rows * hidden * down.most_parts, DType::kFloat32);
               norm.delta = {down.y, hidden, DType::kFloat32};
               norm.delta_part_stride = rows * hidden;

@@ -111,9 +111,6 @@ struct CudaExperts final : Experts {
   int64_t weight_bytes() const override { return up.bytes() + down.bytes(); }
 };
 
-// Of the results of products that only a norm reads, which takes longer for each.
-constexpr int64_t kMostParts = 4;
-
 }  // namespace
 
 std::unique_ptr<Product> CudaBackend::make_product(const ProductWeights& weights) {
@@ -153,10 +150,10 @@ bool CudaBackend::product_add_norm(const Product& product, const void* x, const 
   if (p.row_index || p.second || product.out_features() != p.dim || p.rows > cuda::kMostNarrowRows)
     return false;
   if (product_and_sum(product, x, p)) return true;
-  float* sums = sums_.get(p.rows * p.dim * kMostParts);
+  float* sums = sums_.get(p.rows * p.dim * cuda::kMostQuickParts);
   start_stage();
   const int64_t parts =
-      static_cast<const CudaProduct&>(product).apply_parts(x, p.rows, sums, kMostParts);
+      static_cast<const CudaProduct&>(product).apply_parts(x, p.rows, sums, cuda::kMostQuickParts);
   end_stage(Stage::kMatmul);
   start_stage();
   add_norm(p, sums, parts);

@@ -36,6 +36,9 @@ inline constexpr int64_t kMaxNormDim = 16384;
 void embed(const InRows& table, const int32_t* ids, const int32_t* drawn, int64_t rows, int64_t dim,
            float scale, const OutRows& out, cudaStream_t stream);
 
+// Largest delta_parts that add_rms_norm adds without going back for each.
+inline constexpr int64_t kMostQuickParts = 4;
+
 // The residual stream and the norm behind it:
 //
 //   h[r] = hidden[r] + scale delta[r] + second_scale second[r]        y[r] = norm(h[r]) weight

@@ -9,20 +9,22 @@
 
 namespace replayssm::cuda {
 
-// Whether kernels of the current device can wait for their predecessors themselves.
-inline bool has_dependent_launch(const char* what) {
-  int device = 0, major = 0;
+// Of the current device.
+inline int device_attribute(cudaDeviceAttr attribute, const char* what) {
+  int device = 0, value = 0;
   check_cuda(cudaGetDevice(&device), what);
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), what);
-  return major >= 9;
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device), what);
+  return value;
+}
+inline int compute_capability(const char* what) {  // its first number
+  return device_attribute(cudaDevAttrComputeCapabilityMajor, what);
+}
+inline int multiprocessors(const char* what) {
+  return device_attribute(cudaDevAttrMultiProcessorCount, what);
 }
 
-inline int multiprocessors(const char* what) {
-  int device = 0, count = 0;
-  check_cuda(cudaGetDevice(&device), what);
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), what);
-  return count;
-}
+// Whether kernels can wait for their predecessors themselves.
+inline bool has_dependent_launch(const char* what) { return compute_capability(what) >= 9; }
 
 // Lets the blocks of a kernel have so many bytes of shared memory.
 template <class... Params>

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <limits>
 #include <map>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -75,15 +75,14 @@ Layout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t leadin
   return result;
 }
 
+enum class Kernel : uint8_t { kLibrary, kSkinny, kNarrow };
+
 // A way to compute a product.
 struct Way {
-  enum class Kernel : uint8_t { kLibrary, kSkinny, kNarrow };
-
   Kernel kernel = Kernel::kLibrary;
   cublasLtMatmulAlgo_t algorithm{};  // the library's
   NarrowTile tile{};                 // of kNarrow
 };
-using Kernel = Way::Kernel;
 
 // A product as the library sees it: y^T = weight x^T with all matrices column-major.
 struct Plan {
@@ -159,8 +158,15 @@ struct LinearRunner::Impl {
   // Those that a way, which becomes the plan's, costs among other kernels.
   float cost(const LinearParams& p, Plan& plan, const Way& way, int runs, cudaStream_t stream);
 
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool,
-                         bool, LinearActivation>;
+  // What a way depends on.
+  struct Key {
+    int64_t rows, out_features, in_features, heads, x_head_stride, y_head_stride, most_parts;
+    DType dtype;
+    LinearActivation activation;
+    bool bias, aligned;
+
+    auto operator<=>(const Key&) const = default;
+  };
   Library library;
   Buffer workspace, flushed;
   Event start, stop;
@@ -258,11 +264,18 @@ void LinearRunner::Impl::choose_fastest(const LinearParams& p, Plan& plan, cudaS
 }
 
 const Plan& LinearRunner::Impl::plan(const LinearParams& p, cudaStream_t stream) {
-  const bool aligned =
-      rows_aligned(p.x) && rows_aligned(p.weight) && rows_aligned(p.y) && rows_aligned(p.activated);
-  const Key key{p.rows,          p.out_features, p.in_features, p.heads,           p.x_head_stride,
-                p.y_head_stride, p.most_parts,   p.dtype,       p.bias != nullptr, aligned,
-                p.activation};
+  const Key key{.rows = p.rows,
+                .out_features = p.out_features,
+                .in_features = p.in_features,
+                .heads = p.heads,
+                .x_head_stride = p.x_head_stride,
+                .y_head_stride = p.y_head_stride,
+                .most_parts = p.most_parts,
+                .dtype = p.dtype,
+                .activation = p.activation,
+                .bias = p.bias != nullptr,
+                .aligned = rows_aligned(p.x) && rows_aligned(p.weight) && rows_aligned(p.y) &&
+                           rows_aligned(p.activated)};
   auto known = plans.find(key);
   if (known == plans.end()) {
     constexpr size_t kMostPlans = 4096;  // prompts come in all lengths

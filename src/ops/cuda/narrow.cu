@@ -249,14 +249,6 @@ void launch_rows(const NarrowCall& call, const LinearParams& p, cudaStream_t str
   two ? launch<kRows, false, 2>(call, p, stream) : launch<kRows, false, 1>(call, p, stream);
 }
 
-bool has_warpgroups() {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "narrow_product");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "narrow_product");
-  return major == 9;
-}
-
 }  // namespace
 
 std::vector<NarrowTile> narrow_tiles(const LinearParams& p) {
@@ -269,7 +261,7 @@ std::vector<NarrowTile> narrow_tiles(const LinearParams& p) {
                     rows_aligned(p.activated) && p.out_features < (1 << 28) &&
                     p.in_features < (1 << 28);
   std::vector<NarrowTile> tiles;
-  if (!fits || !has_warpgroups()) return tiles;
+  if (!fits || compute_capability("narrow_product") != 9) return tiles;
   const int64_t blocks = multiprocessors("narrow_product");
   const int64_t pieces = (p.in_features + kPieceColumns - 1) / kPieceColumns;
   for (const int weight_rows : {96, 144, 192}) {

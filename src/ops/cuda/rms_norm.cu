@@ -130,8 +130,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
 template <class Y>
 void launch_residual_norm(const AddNormParams& p, cudaStream_t stream) {
-  void (*const kernels[])(AddNormParams) = {residual_norm_kernel<Y, 1>, residual_norm_kernel<Y, 2>,
-                                            residual_norm_kernel<Y, 3>, residual_norm_kernel<Y, 4>};
+  void (*const kernels[kMostQuickParts])(AddNormParams) = {
+      residual_norm_kernel<Y, 1>, residual_norm_kernel<Y, 2>, residual_norm_kernel<Y, 3>,
+      residual_norm_kernel<Y, 4>};
   const int64_t threads = (p.dim + kVec - 1) / kVec;
   launch_dependent("add_rms_norm", kernels[p.delta_parts - 1], dim3(blocks_for(p.rows, 1)),
                    static_cast<int>((threads + 31) / 32 * 32), 0, stream, p);
@@ -140,8 +141,8 @@ void launch_residual_norm(const AddNormParams& p, cudaStream_t stream) {
 // Returns whether it is one; its rows are aligned.
 bool residual_norm(const AddNormParams& p, cudaStream_t stream) {
   const bool floats = p.hidden.dtype == DType::kFloat32 && p.delta.dtype == DType::kFloat32;
-  if (!floats || !p.delta.data || p.delta_parts > 4 || p.second.data || !p.weight || p.row_index ||
-      !p.y.data || p.y_wide.data || p.dim > kVec * kMaxThreads)
+  if (!floats || !p.delta.data || p.delta_parts > kMostQuickParts || p.second.data || !p.weight ||
+      p.row_index || !p.y.data || p.y_wide.data || p.dim > kVec * kMaxThreads)
     return false;
   switch (p.y.dtype) {
     case DType::kBFloat16: return launch_residual_norm<Bf16>(p, stream), true;
