@@ -96,22 +96,23 @@ class KimiWeights : protected ChunkBlock<Family::kKimiDelta, State, kWarps> {
   __device__ void weigh_all() const {
     for (int n = warp_; n < 4 * Tile::kTokenTiles; n += kWarps) weigh_columns(n / 4, n % 4);
   }
-  // Four columns of 16 tokens' weights, 34 of each matrix whichever four these are: two that begin
-  // in the first eight rows, two in the others.
+  // Four columns of 16 tokens' weights: one begins in every four rows, and there are 34 weights of
+  // each matrix whichever these are.
   __device__ static int column_of(int four, int i) {
     return i / 2 * 8 + (i % 2 > 0 ? 7 - four : four);
   }
   __device__ void weigh_columns(int tile, int four) const {
     float faded[4][4] = {};  // keys with the decays since
-#pragma unroll 1
-    for (int i = 0; i < 8; i += 4) weigh_rows<2>(tile, four, i, faded);
-#pragma unroll 1
-    for (int i = 8; i < 16; i += 4) weigh_rows<4>(tile, four, i, faded);
+    weigh_rows<1>(tile, four, faded);
+    weigh_rows<2>(tile, four, faded);
+    weigh_rows<3>(tile, four, faded);
+    weigh_rows<4>(tile, four, faded);
   }
-  // Four rows of as many columns.
+  // The four rows in which the last of so many columns begins.
   template <int kColumns>
-  __device__ void weigh_rows(int tile, int four, int first, float (&faded)[4][4]) const {
-    const int token = tile * 16 + first;
+  __device__ void weigh_rows(int tile, int four, float (&faded)[4][4]) const {
+    constexpr int kFirst = 4 * (kColumns - 1);
+    const int token = tile * 16 + kFirst, begin = column_of(four, kColumns - 1);
     const Bf16* q = stage() + token * Tile::kKeyStride + 4 * lane_;
     float mine = 0;
 #pragma unroll
@@ -121,28 +122,28 @@ class KimiWeights : protected ChunkBlock<Family::kKimiDelta, State, kWarps> {
       load_elements<Bf16, 4>(q + i * Tile::kKeyStride, query);
       load_elements<Bf16, 4>(q + i * Tile::kKeyStride + Tile::kKeys, key);
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const bool begins = first + i == column_of(four, c);
+      for (int c = 0; c < kColumns; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          faded[c][e] = begins ? key[e] : faded[c][e] * a[e];
+          faded[c][e] *= a[e];
+          if (c == kColumns - 1 && kFirst + i == begin) faded[c][e] = key[e];
           sums[c] = fmaf(query[e], faded[c][e], sums[c]);
           sums[4 + c] = fmaf(key[e], faded[c][e], sums[4 + c]);
         }
-      }
-      const float sum = lane_sum(sums);
+      const float sum = lane_sum<kColumns>(sums);
       if (lane_ % 4 == i) mine = sum;
     }
     keep_weight(token + lane_ % 4, tile * 16 + column_of(four, lane_ / 4 % 4), mine);
   }
-  // The sum of x[lane / 4] over a warp's lanes.
+  // The sum of x[lane / 4] over a warp's lanes; all but the first kColumns of both fours are zeros.
+  template <int kColumns>
   __device__ float lane_sum(float (&x)[8]) const {
 #pragma unroll
     for (int n = 4; n > 0; n /= 2) {
       // Of the upper lanes. Bits, no condition: nvcc makes it a branch around the exchange.
       const uint32_t upper = 0u - (lane_ / (4 * n) & 1u);
 #pragma unroll
-      for (int i = 0; i < n; ++i) {
+      for (int i = 0; i < min(n, kColumns); ++i) {
         const uint32_t low = __float_as_uint(x[i]), high = __float_as_uint(x[n + i]);
         const float kept = __uint_as_float((high & upper) | (low & ~upper));
         const float sent = __uint_as_float((low & upper) | (high & ~upper));
