@@ -263,7 +263,9 @@ std::vector<Op> ops() {
                    {.temperature = 0.7, .top_p = 0.95, .top_k = 50}),
           prefill("prefill mamba2 96 x 80, T=2048", {Family::kMamba2, 96, 8, 80, 128}, 2048),
           prefill("prefill gdn 32 x 128, T=2048", {Family::kGatedDelta, 32, 16, 128, 128}, 2048),
-          prefill("prefill kda 32 x 128, T=2048", {Family::kKimiDelta, 32, 32, 128, 128}, 2048)};
+          prefill("prefill kda 32 x 128, T=2048", {Family::kKimiDelta, 32, 32, 128, 128}, 2048),
+          prefill("prefill gdn 32 x 128, T=16", {Family::kGatedDelta, 32, 16, 128, 128}, 16),
+          prefill("prefill kda 32 x 128, T=16", {Family::kKimiDelta, 32, 32, 128, 128}, 16)};
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "replayssm/types.h"
+
 namespace replayssm {
 
 // How much there is. Bytes.
@@ -23,6 +25,8 @@ class Memory {
   // Zeroes `count` pieces of `bytes`, `stride` bytes apart.
   virtual void zero(void* first, int64_t bytes, int64_t stride, int64_t count) = 0;
   virtual void write(void* to, const void* host, int64_t bytes) = 0;
+  // `count` weights of core/random_weight.h from position `first` on.
+  virtual void write_random(void* to, DType dtype, uint64_t first, int64_t count) = 0;
   virtual void read(void* host, const void* from, int64_t bytes) = 0;
   // Copies `count` pieces of `bytes` within this memory, the strides apart.
   virtual void copy(void* to, int64_t to_stride, const void* from, int64_t from_stride,

@@ -1,25 +1,16 @@
-// Random weights of any shape: speed can be measured where no checkpoint is.
+// Weights that are made up: speed can be measured where no checkpoint is.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "core/buffer.h"
 #include "model/tensor.h"
 
 namespace replayssm {
 
-// Matrices are views of one block of random numbers, so that a model of any size takes no more
-// memory than its largest one. Vectors hold what their name stands for: norms 1, biases 0, decays
-// and steps of common sizes.
-class DummyWeights {
- public:
-  Tensor make(const std::string& name, const std::vector<int64_t>& shape);
-
- private:
-  std::shared_ptr<const Buffer> block_;  // bfloat16
-};
+// Matrices are random and made where they are needed (Tensor::random). Vectors hold what their name
+// stands for: norms 1, biases 0, decays and steps of common sizes. The same name, the same numbers.
+Tensor dummy_tensor(const std::string& name, const std::vector<int64_t>& shape);
 
 }  // namespace replayssm

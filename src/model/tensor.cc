@@ -32,10 +32,34 @@ std::pair<Tensor, std::byte*> allocate(DType dtype, std::vector<int64_t> shape) 
   return {std::move(tensor), data};
 }
 
+// Rows of a matrix that is one range.
+Tensor gather_random(const Tensor& matrix, std::vector<int64_t> shape,
+                     std::span<const RowRange> rows) {
+  const int64_t width = matrix.elements() / matrix.shape[0];
+  Tensor gathered{.dtype = matrix.dtype, .shape = std::move(shape), .data = nullptr, .storage = {}};
+  for (const RowRange& range : rows) {
+    const auto first = static_cast<uint64_t>(range.first * width);
+    gathered.random.push_back({matrix.random[0].first + first, range.count * width});
+  }
+  return gathered;
+}
+
 }  // namespace
+
+Tensor Tensor::on_host() const {
+  if (random.empty()) return *this;
+  auto [tensor, to] = allocate(dtype, shape);
+  write_tensor(*this, dtype, to, host_memory());
+  return tensor;
+}
 
 std::vector<float> Tensor::to_floats() const {
   std::vector<float> values(static_cast<size_t>(elements()));
+  if (!random.empty()) {
+    write_tensor(*this, DType::kFloat32, reinterpret_cast<std::byte*>(values.data()),
+                 host_memory());
+    return values;
+  }
   dispatch_float(dtype, [&]<class T>() {
     for (size_t i = 0; i < values.size(); ++i) {
       T value;
@@ -47,6 +71,13 @@ std::vector<float> Tensor::to_floats() const {
 }
 
 void write_tensor(const Tensor& tensor, DType dtype, std::byte* to, Memory& memory) {
+  if (!tensor.random.empty()) {
+    for (const auto& [first, count] : tensor.random) {
+      memory.write_random(to, dtype, first, count);
+      to += count * dtype_bytes(dtype);
+    }
+    return;
+  }
   if (tensor.dtype == dtype) return memory.write(to, tensor.data, tensor.bytes());
   const auto values = tensor.to_floats();
   dispatch_float(dtype, [&]<class T>() {
@@ -73,13 +104,17 @@ Tensor gather_rows(const Tensor& matrix, std::span<const RowRange> rows) {
   REPLAYSSM_CHECK(!shape.empty() && shape[0] > 0, "shape ", shape_text(shape));
   const int64_t row_bytes = matrix.bytes() / shape[0];
   shape[0] = 0;
-  for (const RowRange& range : rows) shape[0] += range.count;
-  auto [gathered, data] = allocate(matrix.dtype, std::move(shape));
   for (const RowRange& range : rows) {
     REPLAYSSM_CHECK(range.first >= 0 && range.first + range.count <= matrix.shape[0], "rows from ",
                     range.first, " of ", matrix.shape[0]);
+    shape[0] += range.count;
+  }
+  if (matrix.random.size() == 1) return gather_random(matrix, std::move(shape), rows);
+  const Tensor source = matrix.on_host();
+  auto [gathered, data] = allocate(matrix.dtype, std::move(shape));
+  for (const RowRange& range : rows) {
     const auto bytes = static_cast<size_t>(range.count * row_bytes);
-    std::memcpy(data, matrix.data + range.first * row_bytes, bytes);
+    std::memcpy(data, source.data + range.first * row_bytes, bytes);
     data += bytes;
   }
   return gathered;
@@ -90,9 +125,10 @@ Tensor gather_columns(const Tensor& matrix, const RowRange& columns) {
                       columns.first + columns.count <= matrix.shape[1],
                   "columns from ", columns.first, " of ", shape_text(matrix.shape));
   const int64_t element = dtype_bytes(matrix.dtype);
+  const Tensor source = matrix.on_host();
   auto [gathered, data] = allocate(matrix.dtype, {matrix.shape[0], columns.count});
   for (int64_t row = 0; row < matrix.shape[0]; ++row) {
-    const std::byte* from = matrix.data + (row * matrix.shape[1] + columns.first) * element;
+    const std::byte* from = source.data + (row * matrix.shape[1] + columns.first) * element;
     std::memcpy(data + row * columns.count * element, from,
                 static_cast<size_t>(columns.count * element));
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "model/dummy_weights.h"
 #include "model/json_text.h"
 #include "model/tensor_ops.h"
 
@@ -53,12 +54,13 @@ WeightReader::WeightReader(const Checkpoint& checkpoint)
 }
 
 bool WeightReader::has(const std::string& name) const {
-  if (dummy_) return name.ends_with("embeddings.weight") || name.ends_with("embed_tokens.weight");
+  if (!checkpoint_)
+    return name.ends_with("embeddings.weight") || name.ends_with("embed_tokens.weight");
   return checkpoint_->find(name) != nullptr;
 }
 
 bool WeightReader::has_prefix(std::string_view prefix) const {
-  if (dummy_) return false;
+  if (!checkpoint_) return false;
   return std::ranges::any_of(checkpoint_->entries(), [&](const TensorEntry& entry) {
     return entry.name.starts_with(prefix);
   });
@@ -85,7 +87,7 @@ const TensorEntry& WeightReader::use(const std::string& name, const Shape& shape
 }
 
 Tensor WeightReader::take(const std::string& name, const Shape& shape) {
-  if (dummy_) return dummy_->make(name, shape);
+  if (!checkpoint_) return dummy_tensor(name, shape);
   return checkpoint_->view(use(name, shape), 0, shape);
 }
 
@@ -94,7 +96,7 @@ Tensor WeightReader::take_if(bool wanted, const std::string& name, const Shape& 
 }
 
 Tensor WeightReader::take_filter(const std::string& name, int64_t channels, int64_t taps) {
-  if (dummy_) return dummy_->make(name, {channels, taps});
+  if (!checkpoint_) return dummy_tensor(name, {channels, taps});
   const TensorEntry* entry = checkpoint_->find(name);
   const Shape flat{channels, taps};
   const bool is_flat = entry && entry->shape == flat;
@@ -102,7 +104,7 @@ Tensor WeightReader::take_filter(const std::string& name, int64_t channels, int6
 }
 
 Tensor WeightReader::take_vector(const std::string& name, int64_t elements) {
-  if (dummy_) return dummy_->make(name, {elements});
+  if (!checkpoint_) return dummy_tensor(name, {elements});
   const TensorEntry* entry = checkpoint_->find(name);
   const Shape flat{elements};
   if (!entry) return take(name, flat);
@@ -120,8 +122,8 @@ std::vector<Tensor> WeightReader::take_pieces(const std::string& name, const Sha
   const int64_t elements = product(piece);
   const int64_t count = product(shape) / elements;
   std::vector<Tensor> pieces;
-  if (dummy_) {
-    for (int64_t i = 0; i < count; ++i) pieces.push_back(dummy_->make(concat(name, i), piece));
+  if (!checkpoint_) {
+    for (int64_t i = 0; i < count; ++i) pieces.push_back(dummy_tensor(concat(name, i), piece));
     return pieces;
   }
   const TensorEntry& entry = use(name, shape);
@@ -132,7 +134,7 @@ std::vector<Tensor> WeightReader::take_pieces(const std::string& name, const Sha
 }
 
 void WeightReader::skip(std::string_view prefix) {
-  if (dummy_) return;
+  if (!checkpoint_) return;
   for (const TensorEntry& entry : checkpoint_->entries()) {
     if (!entry.name.starts_with(prefix)) continue;
     mark(entry);
@@ -141,7 +143,7 @@ void WeightReader::skip(std::string_view prefix) {
 }
 
 void WeightReader::skip_copy(const std::string& name, const std::string& other) {
-  if (dummy_) return;
+  if (!checkpoint_) return;
   const TensorEntry* copy = checkpoint_->find(name);
   if (!copy) return;
   const TensorEntry* original = checkpoint_->find(other);

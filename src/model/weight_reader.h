@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "model/dummy_weights.h"
 #include "model/safetensors.h"
 #include "model/tensor.h"
 
@@ -17,13 +16,13 @@ class WeightReader {
   using Shape = std::vector<int64_t>;
 
   explicit WeightReader(const Checkpoint& checkpoint);
-  // Makes up what is asked for.
-  explicit WeightReader(DummyWeights& dummy) : dummy_(&dummy) {}
+  // Makes up what is asked for (model/dummy_weights.h).
+  WeightReader() = default;
 
   bool has(const std::string& name) const;
   bool has_prefix(std::string_view prefix) const;
   // The same, or weights that are made up.
-  bool may_have(std::string_view prefix) const { return dummy_ || has_prefix(prefix); }
+  bool may_have(std::string_view prefix) const { return !checkpoint_ || has_prefix(prefix); }
   std::string folder() const { return checkpoint_ ? checkpoint_->folder() : "dummy weights"; }
 
   // A required tensor. Throws Error when it is missing or has another shape.
@@ -50,7 +49,6 @@ class WeightReader {
   void mark(const TensorEntry& entry);
 
   const Checkpoint* checkpoint_ = nullptr;
-  DummyWeights* dummy_ = nullptr;
   std::vector<bool> used_;  // by position in the checkpoint's entries
   std::vector<std::string> skipped_;
 };

@@ -27,8 +27,7 @@ ModelWeights load_weights(const std::filesystem::path& folder, const ModelConfig
 }
 
 ModelWeights dummy_weights(const ModelConfig& config) {
-  DummyWeights dummy;
-  WeightReader reader(dummy);
+  WeightReader reader;
   return read_all(reader, config);
 }
 

@@ -26,6 +26,9 @@ class LimitedMemory final : public Memory {
   void write(void* to, const void* host, int64_t bytes) override {
     host_memory().write(to, host, bytes);
   }
+  void write_random(void* to, DType dtype, uint64_t first, int64_t count) override {
+    host_memory().write_random(to, dtype, first, count);
+  }
   void read(void* host, const void* from, int64_t bytes) override {
     host_memory().read(host, from, bytes);
   }

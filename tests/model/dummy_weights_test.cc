@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "model/tensor_ops.h"
 #include "model/weights.h"
 
 namespace replayssm {
@@ -82,8 +83,7 @@ TEST(DummyWeights, LargerShapesAreThePublishedOnes) {
 }
 
 TEST(DummyWeights, AreWhatTheirNamesSayAndAlwaysTheSame) {
-  DummyWeights dummy, again;
-  const auto vector = [&](const char* name) { return dummy.make(name, {64}).to_floats(); };
+  const auto vector = [&](const char* name) { return dummy_tensor(name, {64}).to_floats(); };
   EXPECT_EQ(vector("layers.0.norm.weight"), std::vector<float>(64, 1));
   EXPECT_EQ(vector("layers.0.mixer.D"), std::vector<float>(64, 1));
   EXPECT_EQ(vector("layers.0.conv1d.bias"), std::vector<float>(64, 0));
@@ -92,9 +92,9 @@ TEST(DummyWeights, AreWhatTheirNamesSayAndAlwaysTheSame) {
     const double step = std::log1p(std::exp(static_cast<double>(b)));
     EXPECT_TRUE(step > 0.00099 && step < 0.101) << step;
   }
-  const auto matrix = dummy.make("layers.0.in_proj.weight", {300, 200}).to_floats();
-  EXPECT_EQ(matrix, again.make("layers.0.in_proj.weight", {300, 200}).to_floats());
-  EXPECT_NE(matrix, dummy.make("layers.1.in_proj.weight", {300, 200}).to_floats());
+  const auto matrix = dummy_tensor("layers.0.in_proj.weight", {300, 200}).to_floats();
+  EXPECT_EQ(matrix, dummy_tensor("layers.0.in_proj.weight", {300, 200}).to_floats());
+  EXPECT_NE(matrix, dummy_tensor("layers.1.in_proj.weight", {300, 200}).to_floats());
   double sum = 0, squares = 0;
   for (const float w : matrix) {
     sum += w;
@@ -103,6 +103,30 @@ TEST(DummyWeights, AreWhatTheirNamesSayAndAlwaysTheSame) {
   const auto count = static_cast<double>(matrix.size());
   EXPECT_NEAR(sum / count, 0, 4 * 0.02 / std::sqrt(count));
   EXPECT_NEAR(std::sqrt(squares / count), 0.02, 1e-3);
+}
+
+// Nothing is made before it is asked for, and then the same, whichever way.
+TEST(DummyWeights, MatricesAreMadeWhereTheyAreNeeded) {
+  const Tensor matrix = dummy_tensor("layers.0.in_proj.weight", {30, 20});
+  EXPECT_TRUE(matrix);
+  EXPECT_EQ(matrix.data, nullptr);
+  const Tensor there = matrix.on_host();
+  EXPECT_EQ(there.to_floats(), matrix.to_floats());
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    const auto bytes = static_cast<size_t>(matrix.elements() * dtype_bytes(dtype));
+    std::vector<std::byte> made(bytes), copied(bytes);
+    write_tensor(matrix, dtype, made.data(), host_memory());
+    write_tensor(there, dtype, copied.data(), host_memory());
+    EXPECT_EQ(made, copied) << dtype_name(dtype);
+  }
+  const RowRange rows[] = {{20, 5}, {0, 3}, {29, 1}};
+  const Tensor gathered = gather_rows(matrix, rows);
+  EXPECT_EQ(gathered.data, nullptr);
+  EXPECT_EQ(gathered.to_floats(), gather_rows(there, rows).to_floats());
+  const RowRange of_those[] = {{4, 3}};
+  EXPECT_EQ(gather_rows(gathered, of_those).to_floats(),
+            gather_rows(gathered.on_host(), of_those).to_floats());
+  EXPECT_EQ(gather_columns(matrix, {3, 9}).to_floats(), gather_columns(there, {3, 9}).to_floats());
 }
 
 }  // namespace

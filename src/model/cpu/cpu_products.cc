@@ -15,15 +15,17 @@ class CpuProduct final : public Product {
       : Product(weights.in_features, rows / weights.heads, weights.heads), pool_(pool) {
     const float* bias = weights.bias.empty() ? nullptr : weights.bias.data();
     if (weights.heads == 1) {
+      std::vector<Tensor> held;
       std::vector<cpu::WeightRows> blocks;
       for (const Tensor* block : weights.blocks) {
-        if (*block)
-          blocks.push_back({block->data, block->dtype, block->elements() / weights.in_features});
+        if (!*block) continue;
+        const Tensor& there = held.emplace_back(block->on_host());
+        blocks.push_back({there.data, there.dtype, there.elements() / weights.in_features});
       }
       linear_.emplace_back(blocks, weights.in_features, weights.dtype, pool, bias);
       return;
     }
-    const Tensor& stacked = *weights.blocks.front();
+    const Tensor stacked = weights.blocks.front()->on_host();
     const int64_t head_bytes = out_features() * in_features() * dtype_bytes(stacked.dtype);
     for (int64_t h = 0; h < heads(); ++h) {
       linear_.emplace_back(std::vector<cpu::WeightRows>{{stacked.data + h * head_bytes,

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "ops/cuda/check_cuda.h"
+#include "ops/cuda/random_weights.h"
 
 namespace replayssm::cuda {
 namespace {
@@ -92,6 +93,10 @@ void DeviceMemory::write(void* to, const void* host, int64_t bytes) {
   check_cuda(
       cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_.get()),
       "writing device memory");
+}
+
+void DeviceMemory::write_random(void* to, DType dtype, uint64_t first, int64_t count) {
+  write_random_weights(to, dtype, first, count, stream_.get());
 }
 
 void DeviceMemory::read(void* host, const void* from, int64_t bytes) {

@@ -35,6 +35,7 @@ class DeviceMemory final : public Memory {
   void release(void* data, int64_t bytes) noexcept override;
   void zero(void* first, int64_t bytes, int64_t stride, int64_t count) override;
   void write(void* to, const void* host, int64_t bytes) override;
+  void write_random(void* to, DType dtype, uint64_t first, int64_t count) override;
   void read(void* host, const void* from, int64_t bytes) override;
   void copy(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
             int64_t count) override;
@@ -58,6 +59,9 @@ class PinnedMemory final : public Memory {
   }
   void write(void* to, const void* host, int64_t bytes) override {
     host_memory().write(to, host, bytes);
+  }
+  void write_random(void* to, DType dtype, uint64_t first, int64_t count) override {
+    host_memory().write_random(to, dtype, first, count);
   }
   void read(void* host, const void* from, int64_t bytes) override {
     host_memory().read(host, from, bytes);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/activations.cuh"
+#include "ops/cuda/channel_decay.cuh"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/rounded_math.cuh"
@@ -162,15 +163,12 @@ class TokenChunk {
       load_four(tokens_.gate(first + i, head_), column, raw);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        a[e] = column + e < launch_.state_dim ? decay(raw[e], scale, bias[column + e]) : 0.0f;
+        a[e] = column + e < launch_.state_dim
+                   ? channel_decay(raw[e], scale, bias[column + e], p_.channel_gate.lower_bound)
+                   : 0.0f;
       store_elements<float, 4>(shared_ + layout_.decays + i * layout_.width + padded_index(column),
                                a);
     }
-  }
-  __device__ float decay(float raw, float scale, float bias) const {
-    const float x = raw + bias, bound = p_.channel_gate.lower_bound;
-    if (bound < 0) return expf(rounded_quotient(bound, fminf(1.0f + expf(scale * x), 0x1p100f)));
-    return expf(scale * softplus(x));
   }
 
   __device__ void clear() const {

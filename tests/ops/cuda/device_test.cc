@@ -40,6 +40,26 @@ TEST(CudaDevice, MemoryIsZeroedAndZeroesPieces) {
   }
 }
 
+TEST(CudaDevice, RandomWeightsAreThoseOfTheHost) {
+  REQUIRE_DEVICE();
+  const cuda::Stream stream;
+  cuda::DeviceMemory memory(stream);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    const int64_t element = dtype_bytes(dtype);
+    for (const uint64_t first : {uint64_t{0}, uint64_t{7}, (uint64_t{1} << 63) - 5}) {
+      for (const int64_t count : {1, 3, 4, 1000, 4099}) {
+        const auto bytes = static_cast<size_t>((count + 2) * element);
+        std::vector<std::byte> want(bytes), got(bytes);
+        host_memory().write_random(want.data() + element, dtype, first, count);
+        const Buffer there(static_cast<int64_t>(bytes), memory);
+        memory.write_random(there.as<>() + element, dtype, first, count);
+        memory.read(got.data(), there.as<>(), static_cast<int64_t>(bytes));
+        EXPECT_EQ(got, want) << dtype_name(dtype) << " from " << first << ", " << count;
+      }
+    }
+  }
+}
+
 TEST(CudaDevice, CountsWhatIsGivenBackAndRefusesTooMuch) {
   REQUIRE_DEVICE();
   const cuda::Stream stream;

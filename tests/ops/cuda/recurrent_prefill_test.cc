@@ -24,10 +24,16 @@ std::vector<std::vector<float>> prefill(const Case& c, Pool& pool,
 
 class CudaRecurrentPrefill : public ::testing::TestWithParam<Case> {};
 
-// Those of the CPU and the device's, which have copies.
+// Those of the CPU and the device's, which have copies, and more of Kimi Delta in chunks.
 std::vector<Case> prefill_cases() {
+  constexpr auto k = Family::kKimiDelta;
+  constexpr auto f32 = DType::kFloat32, b16 = DType::kBFloat16, f16 = DType::kFloat16;
   std::vector<Case> list = cases_with_copies();
   list.insert(list.end(), device_cases().begin(), device_cases().end());
+  list.push_back({{k, 4, 2, 64, 128}, b16, f32, b16, true, -5.0f});
+  list.push_back({{k, 2, 1, 128, 128}, b16, f32, f32, false, -5.0f, DType::kInt8});
+  list.push_back({{k, 2, 2, 64, 128}, b16, b16, f32, true});
+  list.push_back({{k, 2, 2, 128, 128}, b16, f16, f16, false, 0, f16});
   return list;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaRecurrentPrefill, ::testing::ValuesIn(prefill_cases()),
@@ -39,7 +45,7 @@ double output_tolerance_of(const Case& c) { return 4 * output_tolerance(c); }
 TEST_P(CudaRecurrentPrefill, MatchesTheDefinitionAtAnyLength) {
   REQUIRE_DEVICE();
   const Case c = GetParam();
-  for (const int64_t tokens : {1, 15, 64, 65, 130}) {
+  for (const int64_t tokens : {1, 15, 17, 33, 64, 65, 130}) {
     const auto in = random_inputs(c, tokens, 20);
     const auto want = expected(c, in, tokens);
     Pool pool(c, {}, 2);
@@ -84,7 +90,7 @@ TEST_P(CudaRecurrentPrefill, ContinuesWhereStepsAndPrefillsLeftOff) {
 // Whether prompts are taken in chunks of matrix products.
 bool in_chunks(const Case& c) {
   const int64_t dim = c.shape.head_dim;
-  return !c.kimi() && c.shape.state_dim == 128 && c.activation == DType::kBFloat16 &&
+  return c.shape.state_dim == 128 && c.activation == DType::kBFloat16 &&
          (dim == 64 || dim == 128 || (dim == 80 && c.shape.family == Family::kMamba2));
 }
 
@@ -124,22 +130,23 @@ TEST_P(CudaRecurrentPrefill, NeighboursChangeNoBit) {
 
 TEST(CudaRecurrentPrefillExtremes, StrongDecayStaysFiniteAndRight) {
   REQUIRE_DEVICE();
-  constexpr auto m = Family::kMamba2;
-  for (const Case& c :
-       {Case{{m, 2, 1, 8, 64}}, Case{{Family::kGatedDelta, 2, 1, 8, 64}},
-        Case{{Family::kKimiDelta, 2, 1, 8, 64}}, Case{{m, 2, 1, 64, 128}, DType::kBFloat16},
-        Case{{m, 2, 2, 128, 128}, DType::kBFloat16},
-        Case{{Family::kGatedDelta, 2, 1, 64, 128}, DType::kBFloat16},
-        Case{{Family::kGatedDelta, 2, 2, 128, 128}, DType::kBFloat16}}) {
+  constexpr auto m = Family::kMamba2, g = Family::kGatedDelta, k = Family::kKimiDelta;
+  constexpr auto f32 = DType::kFloat32, b16 = DType::kBFloat16;
+  for (const Case& c : {Case{{m, 2, 1, 8, 64}}, Case{{g, 2, 1, 8, 64}}, Case{{k, 2, 1, 8, 64}},
+                        Case{{m, 2, 1, 64, 128}, b16}, Case{{m, 2, 2, 128, 128}, b16},
+                        Case{{g, 2, 1, 64, 128}, b16}, Case{{g, 2, 2, 128, 128}, b16},
+                        Case{{k, 2, 1, 64, 128}, b16}, Case{{k, 2, 2, 128, 128}, b16},
+                        Case{{k, 2, 1, 64, 128}, b16, f32, f32, false, -5.0f}}) {
     auto in = random_inputs(c, 130, 24);
     for (size_t i = 0; i < in.g.size(); ++i) in.g[i] = i % 5 == 0 ? -1e4f : i % 5 == 1 ? 0 : -1.0f;
-    for (size_t i = 0; i < in.gate.size(); ++i)
-      in.gate[i] = i % 5 == 0 ? 1e5f : i % 5 == 1 ? -150.0f : 5.0f;
+    // Of Kimi Delta's heads: nothing is left, nothing fades, 1e-30 and less is left.
+    constexpr float kGates[] = {0x1p17f, -150, 688, 5, 5};
+    for (size_t i = 0; i < in.gate.size(); ++i) in.gate[i] = kGates[i % 5];
     const auto want = expected(c, in, 130);
     Pool pool(c, {}, 1);
     pool.clear(0);
     const auto o = prefill(c, pool, {{&in, 0, 130, 0, {}}})[0];
-    EXPECT_LT(relative_error(o, want.o), output_tolerance_of(c));
+    EXPECT_LT(relative_error(o, want.o), output_tolerance_of(c)) << name(c);
   }
 }
 
@@ -147,20 +154,28 @@ TEST(CudaRecurrentPrefillExtremes, StrongDecayStaysFiniteAndRight) {
 // identity.
 TEST(CudaRecurrentPrefillExtremes, NearlyEqualKeysOfFullStrengthAreRight) {
   REQUIRE_DEVICE();
-  for (const int64_t dim : {64, 128}) {
-    const Case c{{Family::kGatedDelta, 2, 1, dim, 128}, DType::kBFloat16};
+  for (const auto& [family, dim] : {std::pair(Family::kGatedDelta, 64),
+                                    {Family::kGatedDelta, 128},
+                                    {Family::kKimiDelta, 64},
+                                    {Family::kKimiDelta, 128}}) {
+    const Case c{{family, 2, 1, dim, 128}, DType::kBFloat16};
     auto in = random_inputs(c, 130, 26);
     for (size_t i = c.shape.state_dim; i < in.k.size(); ++i)
       in.k[i] = rounded<bf16>(in.k[i % c.shape.state_dim] + (i % 7 == 0 ? 0.03125f : 0) * in.k[i]);
     in.b.assign(in.b.size(), 1.0f);
     in.g.assign(in.g.size(), -1e-4f);
+    in.gate.assign(in.gate.size(), -7.0f);
     const auto want = expected(c, in, 130);
     Pool pool(c, {}, 1);
     pool.clear(0);
     const auto o = prefill(c, pool, {{&in, 0, 130, 0, {}}})[0];
     // What 64 tokens write cancels but for the last: parts of 16 bits leave that much of each.
-    EXPECT_LT(relative_error(o, want.o), std::sqrt(2 * 64.0) * 0x1p-17) << dim;
-    EXPECT_LT(relative_error(pool.slot_values(0), want.state), state_tolerance_of(c)) << dim;
+    EXPECT_LT(relative_error(o, want.o), std::sqrt(2 * 64.0) * 0x1p-17) << name(c);
+    // Keys times decays are such parts too: what they lack lies beside the keys that write later
+    // and stays, of all tokens.
+    EXPECT_LT(relative_error(pool.slot_values(0), want.state),
+              c.kimi() ? std::sqrt(2 * 130.0) * 0x1p-17 : state_tolerance_of(c))
+        << name(c);
   }
 }
 

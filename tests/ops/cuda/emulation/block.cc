@@ -46,7 +46,7 @@ struct Thread {
 
 std::vector<std::unique_ptr<Thread>> threads;
 ucontext_t scheduler;
-Barrier block_barrier, warp_barriers[kMaxThreads / 32];
+Barrier block_barrier, warp_barriers[kMaxThreads / 32], numbered_barriers[16];
 Shown shown_by[kMaxThreads];
 const std::function<void()>* body;
 uint64_t events;  // arrivals and ends: a round without any is a deadlock
@@ -92,6 +92,7 @@ void prepare_shared(int bytes) {
 void run_block(int count, int shared_bytes) {
   prepare_shared(shared_bytes);
   block_barrier.reset(count);
+  for (Barrier& barrier : numbered_barriers) barrier.reset(0);
   for (int w = 0; w < count / 32; ++w) warp_barriers[w].reset(32);
   for (int t = 0; t < count; ++t) start(*threads[t]);
   for (bool all_ended = false; !all_ended;) {
@@ -115,6 +116,10 @@ void run_block(int count, int shared_bytes) {
 
 void meet_block() { wait_at(block_barrier); }
 void meet_warp() { wait_at(warp_barriers[thread_index.x / 32]); }
+void meet_threads(int barrier, int threads) {
+  numbered_barriers[barrier].members = threads;
+  wait_at(numbered_barriers[barrier]);
+}
 Shown& shown(unsigned lane) { return shown_by[thread_index.x / 32 * 32 + lane]; }
 
 void run(const std::function<void()>& kernel, dim3 grid, int count, int shared_bytes) {

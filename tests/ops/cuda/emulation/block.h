@@ -15,10 +15,11 @@ namespace replayssm::emulation {
 extern uint3 thread_index, block_index;
 extern dim3 block_size, grid_size;
 
-// Return when all threads of the block, or all lanes of the warp, have called. A kernel that waits
-// forever ends the process.
+// Return when all threads of the block, all lanes of the warp, or so many threads have called with
+// the same number (1 to 15). A kernel that waits forever ends the process.
 void meet_block();
 void meet_warp();
+void meet_threads(int barrier, int threads);
 
 // What a lane shows the others of its warp, between two calls of meet_warp.
 struct Shown {
