@@ -1,4 +1,6 @@
-// Kimi Delta's decay of a column, for kernels in which registers live across many of them.
+// Kimi Delta's decay of a column, for kernels in which registers live across many of them. The same
+// bits as ChannelDecays (step_gates.cuh). The fast exponential's relative error is the exponent's
+// rounding: small where the decay is not.
 #pragma once
 
 #include "ops/cuda/elements.cuh"
@@ -11,7 +13,7 @@ __device__ inline float channel_decay(float raw, float scale, float bias, float 
   const float x = raw + bias;
   if (lower_bound < 0)
     return expf(rounded_quotient(lower_bound, fminf(1.0f + expf(scale * x), 0x1p100f)));
-  return expf(scale * softplus(x));
+  return __expf(scale * softplus(x));
 }
 
 }  // namespace replayssm::cuda

@@ -15,11 +15,13 @@ class ChannelDecays {
   }
   // Raw gates become decays.
   __device__ void apply(float (&raw)[4]) const {
+    if (lower_bound_ < 0) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float x = raw[e] + bias_[e];
-      raw[e] = lower_bound_ < 0 ? expf(lower_bound_ / (1.0f + expf(scale_ * x)))
-                                : expf(scale_ * softplus(x));
+      for (int e = 0; e < 4; ++e)
+        raw[e] = expf(lower_bound_ / (1.0f + expf(scale_ * (raw[e] + bias_[e]))));
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) raw[e] = __expf(scale_ * softplus(raw[e] + bias_[e]));
     }
   }
 
