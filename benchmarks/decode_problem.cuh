@@ -133,7 +133,11 @@ class Problem {
 
   cudaGraphExec_t graph(Route route, const cuda::LaunchConfig* config, cudaStream_t stream,
                         Extent extent = Extent::kRecurrence) {
-    const auto device = cuda::current_device();
+    const RecurrentStepParams first = call(route, 0, 0);
+    const cuda::LaunchConfig launch =
+        config ? *config : cuda::choose_launch(cuda::describe(first), cuda::current_device());
+    const int64_t bytes = cuda::recurrent_workspace_bytes(first, launch);
+    void* workspace = bytes > 0 ? memory_.take<void>(bytes) : nullptr;
     cudaGraph_t captured;
     cudaGraphExec_t graph;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
@@ -143,15 +147,7 @@ class Problem {
           enqueue(whole_[i], route, step, extent, stream);
           continue;
         }
-        RecurrentStepParams call = params_[i];
-        call.route = route;
-        call.batch = batch(route, step);
-        if (route == Route::kConventional) call.state.read_copy = {};
-        if (config) {
-          cuda::recurrent_step(call, *config, stream);
-        } else {
-          cuda::recurrent_step(call, device, stream);
-        }
+        cuda::recurrent_step(call(route, step, i), workspace, launch, stream);
       }
     }
     check(cudaStreamEndCapture(stream, &captured));
@@ -160,9 +156,7 @@ class Problem {
     return graph;
   }
   cuda::StepDescription description() const {
-    auto p = params_[0];
-    p.batch = batch(Route::kOutputOnly, 0);
-    return cuda::describe(p);
+    return cuda::describe(call(Route::kOutputOnly, 0, 0));
   }
   std::string chosen() const {
     return cuda::to_string(cuda::choose_launch(description(), cuda::current_device()));
@@ -171,6 +165,13 @@ class Problem {
  private:
   static constexpr int kSteps = 16;
 
+  RecurrentStepParams call(Route route, int step, size_t layer) const {
+    RecurrentStepParams p = params_[layer];
+    p.route = route;
+    p.batch = batch(route, step);
+    if (route == Route::kConventional) p.state.read_copy = {};
+    return p;
+  }
   // Layers hand their activations on in the same memory, that of the first.
   LayerStepParams whole_layer(const RecurrentStepParams& p, int64_t tokens,
                               const LayerStepParams* first) {

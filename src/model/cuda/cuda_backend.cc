@@ -199,7 +199,8 @@ void CudaBackend::conv(const ConvParams& params) {
 }
 
 void CudaBackend::recurrent_step(const RecurrentStepParams& params) {
-  cuda::recurrent_step(params, device_, stream_.get());
+  void* workspace = step_.get(cuda::recurrent_workspace_bytes(params, device_));
+  cuda::recurrent_step(params, workspace, device_, stream_.get());
 }
 
 bool CudaBackend::fuses(const LayerStepParams& p) const {

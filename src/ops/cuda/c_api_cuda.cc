@@ -60,7 +60,7 @@ replayssm_status replayssm_cuda_recurrent_step(replayssm_context* context,
       [&](auto& c) {
         const auto p = twin<RecurrentStepParams>(c);
         check_params(p);
-        cuda::recurrent_step(p, cuda::current_device(), to_stream(stream));
+        cuda::recurrent_step(p, nullptr, cuda::current_device(), to_stream(stream));
       },
       params);
 }

@@ -28,6 +28,22 @@ int64_t least_blocks(const StepDescription& step, int64_t block_rows, const Devi
   return processors * (block_rows > 320 ? 24 : 15);
 }
 
+// With a launch that prepares, for what was measured to gain by it: large batches, where little is
+// read of a state, or much computed for it.
+LaunchConfig prepared(const StepDescription& step, LaunchConfig config, const Device& device) {
+  const auto& shape = step.shape;
+  const bool pays = shape.family == Family::kKimiDelta ||
+                    (dtype_bytes(step.types.read) == 1 && shape.head_dim <= 64);
+  if (!step.replays || !pays ||
+      !can_prepare(shape.family, step.types.activation, step.ring.max_window > 1))
+    return config;
+  config.heads = std::min(config.heads, 4);
+  if (step.sequences * shape.heads / config.heads < int64_t{24} * device.multiprocessors)
+    return config;
+  config.slices = config.preparing = 1;
+  return config;
+}
+
 }  // namespace
 
 Device current_device() {
@@ -59,7 +75,8 @@ bool cuts(const RecurrentShape& shape, const LaunchConfig& config) {
          shape.heads / shape.key_heads % config.heads == 0 &&
          shape.head_dim % (config.slices * kPassRows) == 0 &&
          (config.heads == 1 || config.slices == 1) && std::has_single_bit(unsigned(config.warps)) &&
-         config.warps <= kMaxWarps;
+         config.warps <= kMaxWarps && config.preparing >= 0 && config.preparing <= kMaxWarps &&
+         (config.preparing == 0 || config.slices == 1);
 }
 
 LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
@@ -94,11 +111,12 @@ LaunchConfig launch_by_rule(const StepDescription& step, const Device& device) {
     if (!fits(step, next, device)) break;
     config = next;
   }
-  return config;
+  return prepared(step, config, device);
 }
 
 std::string to_string(const LaunchConfig& config) {
-  return concat("heads=", config.heads, " slices=", config.slices, " warps=", config.warps);
+  return concat("heads=", config.heads, " slices=", config.slices, " warps=", config.warps,
+                " preparing=", config.preparing);
 }
 
 }  // namespace replayssm::cuda

@@ -67,7 +67,7 @@ void run_ops(const LayerStepParams& p, const LayerWorkspace& w, const Device& de
              cudaStream_t stream) {
   causal_conv(conv_part(p, w), 0, stream);
   form_gates(p, w, stream);
-  recurrent_step(recurrent_part(p, w), device, stream);
+  recurrent_step(recurrent_part(p, w), nullptr, device, stream);
   norm_outputs(p, w.o, stream);
 }
 
@@ -90,7 +90,7 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
   launch.gates = p.gates;
   launch.conv_rows = FastDivide(
       static_cast<uint32_t>(conv_rows(p.batch.ring.conv_kernel, p.batch.ring.max_window)));
-  run_step(recurrent_part(p, w), config, launch, stream);
+  run_step(recurrent_part(p, w), nullptr, config, launch, stream);
   norm_outputs(p, w.o, stream);
 }
 

@@ -61,17 +61,37 @@ void dispatch_float(DType dtype, const char* what, Fn&& fn) {
 }
 
 template <Family kFamily>
-void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, dim3 grid,
+void launch_family(const RecurrentStepParams& p, const StepLaunch& launch, StepPart part, dim3 grid,
                    cudaStream_t stream) {
   dispatch_float(p.state.activation_dtype, "activations", [&]<DType kActivation>() {
     dispatch_float(p.state.checkpoint_dtype, "a checkpoint", [&]<DType kCheckpoint>() {
       if (p.batch.ring.max_window > 1) {
-        launch_step<kFamily, kActivation, kCheckpoint, true>(p, launch, grid, stream);
+        launch_step<kFamily, kActivation, kCheckpoint, true>(p, launch, part, grid, stream);
       } else {
-        launch_step<kFamily, kActivation, kCheckpoint, false>(p, launch, grid, stream);
+        launch_step<kFamily, kActivation, kCheckpoint, false>(p, launch, part, grid, stream);
       }
     });
   });
+}
+
+// Whether the launch that `config` asks for can prepare the step.
+bool prepares(const RecurrentStepParams& p, const LaunchConfig& config, const StepLaunch& launch) {
+  const bool many = p.batch.ring.max_window > 1, mamba = p.shape.family == Family::kMamba2;
+  return config.preparing > 0 && can_prepare(p.shape.family, p.state.activation_dtype, many) &&
+         p.route == Route::kOutputOnly && !launch.fold_all && !launch.conv.x &&
+         p.batch.ring.buffer_len <= kMostPreparedRows &&
+         (mamba ? config.heads <= 4 * config.preparing : p.shape.head_dim == p.shape.state_dim);
+}
+
+void launch_part(const RecurrentStepParams& p, const StepLaunch& launch, StepPart part, dim3 grid,
+                 cudaStream_t stream) {
+  switch (p.shape.family) {
+    case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, part, grid, stream);
+    case Family::kGatedDelta:
+      return launch_family<Family::kGatedDelta>(p, launch, part, grid, stream);
+    case Family::kKimiDelta:
+      return launch_family<Family::kKimiDelta>(p, launch, part, grid, stream);
+  }
 }
 
 }  // namespace
@@ -87,8 +107,20 @@ std::optional<LaunchConfig> step_kernel_config(const RecurrentStepParams& p, con
   return config;
 }
 
-void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaunch launch,
-              cudaStream_t stream) {
+int64_t recurrent_workspace_bytes(const RecurrentStepParams& p, const LaunchConfig& config) {
+  if (!prepares(p, config, {})) return 0;
+  const StepDescription step = describe(p);
+  return p.batch.sequences * (p.shape.heads / config.heads) *
+         step_layout(step.shape, step.ring, step.types, config).handed_bytes;
+}
+
+int64_t recurrent_workspace_bytes(const RecurrentStepParams& p, const Device& device) {
+  const auto config = step_kernel_config(p, device);
+  return config ? recurrent_workspace_bytes(p, *config) : 0;
+}
+
+void run_step(const RecurrentStepParams& p, void* workspace, const LaunchConfig& config,
+              StepLaunch launch, cudaStream_t stream) {
   check_step(p);
   const auto& s = p.shape;
   REPLAYSSM_CHECK(cuts(s, config), to_string(config), " does not cut ", s.heads, " heads of ",
@@ -110,22 +142,23 @@ void run_step(const RecurrentStepParams& p, const LaunchConfig& config, StepLaun
   const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
                   static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
   launch.early = int64_t{grid.x} * grid.y * grid.z <= kEarlyBlocks;
-  switch (s.family) {
-    case Family::kMamba2: return launch_family<Family::kMamba2>(p, launch, grid, stream);
-    case Family::kGatedDelta: return launch_family<Family::kGatedDelta>(p, launch, grid, stream);
-    case Family::kKimiDelta: return launch_family<Family::kKimiDelta>(p, launch, grid, stream);
+  if (workspace && prepares(p, config, launch)) {
+    launch.handed = static_cast<char*>(workspace);
+    launch_part(p, launch, StepPart::kPreparation, grid, stream);
   }
+  launch_part(p, launch, StepPart::kStep, grid, stream);
 }
 
-void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
+void recurrent_step(const RecurrentStepParams& params, void* workspace, const LaunchConfig& config,
                     cudaStream_t stream) {
-  run_step(params, config, {}, stream);
+  run_step(params, workspace, config, {}, stream);
 }
 
-void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream) {
+void recurrent_step(const RecurrentStepParams& params, void* workspace, const Device& device,
+                    cudaStream_t stream) {
   const auto config = step_kernel_config(params, device);
   if (!config) return general_step(params, false, nullptr, stream);
-  run_step(params, *config, {}, stream);
+  run_step(params, workspace, *config, {}, stream);
 }
 
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream) {
@@ -141,7 +174,7 @@ void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cud
   StepLaunch launch;
   launch.fold_all = true;
   launch.target_slot = params.target_slot;
-  run_step(step, *config, launch, stream);
+  run_step(step, nullptr, *config, launch, stream);
 }
 
 }  // namespace replayssm::cuda

@@ -23,7 +23,12 @@
 
 namespace replayssm::cuda {
 
-void recurrent_step(const RecurrentStepParams& params, const Device& device, cudaStream_t stream);
+// workspace: device memory of recurrent_workspace_bytes, 16 byte aligned, that no call on another
+// stream uses meanwhile: with it large batches of single tokens are prepared by a launch of their
+// own. May be null.
+void recurrent_step(const RecurrentStepParams& params, void* workspace, const Device& device,
+                    cudaStream_t stream);
+int64_t recurrent_workspace_bytes(const RecurrentStepParams& params, const Device& device);
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream);
 
 // How the step kernel takes a step; nothing where the general one has to. A function of shapes,
@@ -32,7 +37,8 @@ std::optional<LaunchConfig> step_kernel_config(const RecurrentStepParams& params
                                                const Device& device);
 
 // The step kernel, cut into blocks as `config` says.
-void recurrent_step(const RecurrentStepParams& params, const LaunchConfig& config,
+void recurrent_step(const RecurrentStepParams& params, void* workspace, const LaunchConfig& config,
                     cudaStream_t stream);
+int64_t recurrent_workspace_bytes(const RecurrentStepParams& params, const LaunchConfig& config);
 
 }  // namespace replayssm::cuda

@@ -105,6 +105,17 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   return b;
 }
 
+// What is handed over of this block.
+__device__ inline char* handed_block(const StepLaunch& launch) {
+  return launch.handed +
+         (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * launch.layout.handed_bytes;
+}
+
+// Whether a launch before the step kernel prepares this block: its sequence does not fold.
+__device__ inline bool is_prepared(const StepLaunch& launch, const BlockPlace& b) {
+  return launch.handed && b.stored == 0;
+}
+
 // A block's shared memory. Rows are those of ring and window, oldest first; heads count from the
 // block's first.
 template <Family kFamily, class Act, int kState>
@@ -115,8 +126,9 @@ class BlockShared {
   static constexpr int kKeyStride = row_stride(kState, sizeof(Act));
   static constexpr int kPartStride = row_stride(kState, 2);
 
-  __device__ BlockShared(const StepLayout& layout, char* memory)
-      : layout_(layout), memory_(memory) {}
+  // handed: where what preparation hands over lies.
+  __device__ BlockShared(const StepLayout& layout, char* memory, char* handed)
+      : layout_(layout), memory_(memory), handed_(handed) {}
 
   __device__ BlockPlace& place() const {
     return *reinterpret_cast<BlockPlace*>(memory_ + layout_.place);
@@ -167,21 +179,22 @@ class BlockShared {
     return (kFamily == Family::kMamba2 ? 0 : head * layout_.window) + i;
   }
   __device__ float* target(int head, int i) const {
-    return floats(layout_.targets) + target_index(head, i) * kPadded;
+    return handed(layout_.targets) + target_index(head, i) * kPadded;
   }
   // As operands, so many bytes, and what their products are scaled by.
   __device__ void* parts(int head, int i, int bytes) const {
-    return memory_ + layout_.targets + target_index(head, i) * bytes;
+    return handed_ + layout_.targets + target_index(head, i) * bytes;
   }
   __device__ float& part_scale(int head, int i) const {
-    return floats(layout_.part_scales)[target_index(head, i)];
+    return handed(layout_.part_scales)[target_index(head, i)];
   }
   // What the product of state and target is scaled by.
   __device__ float& output_scale(int head, int i) const {
-    return floats(layout_.output_scales)[token_index(head, i)];
+    return handed(layout_.output_scales)[token_index(head, i)];
   }
   __device__ float* row_scales() const { return floats(layout_.row_scales); }
-  __device__ float* outputs(int i) const { return floats(layout_.outputs) + i * layout_.columns; }
+  __device__ float* outputs(int i) const { return handed(layout_.outputs) + i * layout_.columns; }
+  __device__ char* handed() const { return handed_; }
   __device__ FoldTerms& fold_terms(int head) const {
     return reinterpret_cast<FoldTerms*>(memory_ + layout_.fold_terms)[head];
   }
@@ -211,6 +224,7 @@ class BlockShared {
 
  private:
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(memory_ + offset); }
+  __device__ float* handed(int offset) const { return reinterpret_cast<float*>(handed_ + offset); }
   __device__ float* gates(int offset, int head) const {
     return floats(offset) + head * layout_.rows;
   }
@@ -219,7 +233,7 @@ class BlockShared {
   }
 
   const StepLayout& layout_;
-  char* const memory_;
+  char *const memory_, *const handed_;
 };
 
 }  // namespace replayssm::cuda

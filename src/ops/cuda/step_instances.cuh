@@ -5,6 +5,7 @@
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/step_instances.h"
 #include "ops/cuda/step_kernel.cuh"
+#include "ops/cuda/step_prepare.cuh"
 
 namespace replayssm::cuda {
 
@@ -22,14 +23,21 @@ void dispatch_read(const ReadCopy& copy, Fn&& fn) {
 }
 
 template <Family kFamily, class Act, class Checkpoint, bool kMany>
-void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch, dim3 grid,
-                     cudaStream_t stream) {
+void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch, StepPart part,
+                     dim3 grid, cudaStream_t stream) {
   dispatch_read<Act>(params.state.read_copy, [&]<class Read>() {
-    const auto kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany>;
-    const int bytes = launch.layout.total;
+    auto kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany>;
+    int bytes = launch.layout.total, warps = launch.config.warps;
+    if constexpr (can_prepare(kFamily, device_dtype<Act>(), kMany)) {
+      if (part == StepPart::kPreparation) {
+        using Source = std::conditional_t<std::is_void_v<Read>, Checkpoint, Read>;
+        kernel = prepare_kernel<kFamily, Source, 128>;
+        bytes = Preparation<kFamily, Source, 128>::shared_bytes(launch);
+        warps = launch.config.preparing;
+      }
+    }
     reserve_shared("recurrent_step", kernel, bytes);
-    launch_dependent("recurrent_step", kernel, grid, 32 * launch.config.warps, bytes, stream,
-                     params, launch);
+    launch_dependent("recurrent_step", kernel, grid, 32 * warps, bytes, stream, params, launch);
   });
 }
 

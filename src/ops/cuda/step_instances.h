@@ -10,7 +10,7 @@ namespace replayssm::cuda {
 
 // kMany: windows may have more than one token.
 template <Family kFamily, DType kActivation, DType kCheckpoint, bool kMany>
-void launch_step(const RecurrentStepParams& params, const StepLaunch& launch, dim3 grid,
-                 cudaStream_t stream);
+void launch_step(const RecurrentStepParams& params, const StepLaunch& launch, StepPart part,
+                 dim3 grid, cudaStream_t stream);
 
 }  // namespace replayssm::cuda

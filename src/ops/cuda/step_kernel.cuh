@@ -70,6 +70,20 @@ class BlockStep {
     copy_async_wait_all();
     return stream;
   }
+  // The same of a block that has been prepared.
+  __device__ WarpStream fetch_prepared() const {
+    WarpStream stream(launch_, states(), kState * int(sizeof(Source)), shared_.stream(),
+                      passes_.begin, passes_.end);
+    stream.template start<typename Reader::G>();
+    if (kIs8Bit<Source>) fetch_row_scales();
+    wait_for_predecessor();
+    const char* const from = handed_block(launch_);
+#pragma unroll 1
+    for (int at = threadIdx.x * 16; at < launch_.layout.handed_bytes; at += blockDim.x * 16)
+      copy_async_16(shared_.handed() + at, from + at);
+    copy_async_wait_all();
+    return stream;
+  }
 
   // Targets, what rows add to outputs, and the outputs as far as rows give them. Barriers are
   // passed.
@@ -253,7 +267,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   using Step = BlockStep<kFamily, Act, Checkpoint, Read, kState, kMany>;
   extern __shared__ __align__(256) char memory[];
   release_successor();
-  const typename Step::Shared shared(launch.layout, memory);
+  const typename Step::Shared shared(launch.layout, memory, memory + launch.layout.handed);
   // The number of warps is a power of two.
   const int shift = 31 - __clz(launch.config.warps), warp = threadIdx.x / 32;
   const int passes = launch.config.heads * launch.head_passes;
@@ -268,11 +282,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
       launch.fold_all ? b.copies || (b.rows > 0 && b.target == b.slot) : b.window > 0;
   if (!works) return wait_for_predecessor();
 
-  WarpStream stream = early.fetch();
+  const bool prepared = can_prepare(kFamily, device_dtype<Act>(), kMany) && is_prepared(launch, b);
+  WarpStream stream = prepared ? early.fetch_prepared() : early.fetch();
   BlockPlace& place = shared.place();
   if (threadIdx.x == 0) place = b;
   __syncthreads();
-  early.prepare();
+  if (!prepared) early.prepare();
   // From here on the place lies in shared memory: registers are for states.
   const Step step(p, launch, place, shared, mine);
   step.read(stream);

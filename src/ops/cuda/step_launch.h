@@ -20,6 +20,9 @@ struct StepLaunch {
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 
+  // [blocks] handed_bytes that the launch before hands over; null: blocks prepare themselves.
+  char* handed = nullptr;
+
   // Of a fused step (ops.h: LayerStepParams). conv.x null: v, k, q, b and g are given.
   DType projected = DType::kFloat32;
   LayerConv conv;
@@ -28,8 +31,12 @@ struct StepLaunch {
   int conv_units = 0;    // of kConvUnit channels that a block convolves
 };
 
-// Checks and launches. `launch` comes with what does not follow from the other two.
-void run_step(const RecurrentStepParams& params, const LaunchConfig& config, StepLaunch launch,
-              cudaStream_t stream);
+// The launches of a step.
+enum class StepPart { kPreparation, kStep };
+
+// Checks and launches. workspace: as recurrent_step takes it. `launch` comes with what does
+// not follow from the others.
+void run_step(const RecurrentStepParams& params, void* workspace, const LaunchConfig& config,
+              StepLaunch launch, cudaStream_t stream);
 
 }  // namespace replayssm::cuda

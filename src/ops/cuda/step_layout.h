@@ -2,6 +2,7 @@
 // shapes, shared by host and device.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/cuda/fast_divide.h"
@@ -20,9 +21,11 @@ struct StepTypes {
 
 // A block owns some heads of a key group, or a slice of one head's rows, of one sequence.
 struct LaunchConfig {
-  int heads = 1;   // value heads of a block; more than one only without slices
-  int slices = 1;  // pieces that a head's rows are cut into
-  int warps = 4;   // at most kMaxWarps
+  int heads = 1;      // value heads of a block; more than one only without slices
+  int slices = 1;     // pieces that a head's rows are cut into
+  int warps = 4;      // at most kMaxWarps
+  int preparing = 0;  // warps of a block in a launch before, which does what needs no states; 0:
+                      // there is none. Without slices
 
   friend bool operator==(const LaunchConfig&, const LaunchConfig&) = default;
 };
@@ -52,6 +55,13 @@ inline constexpr int kMostTileRows = 16;
 
 // Activations that the tensor cores take as they are. All others pass through the general path.
 constexpr bool are_operands(DType activation) { return activation == DType::kBFloat16; }
+
+// Steps that a launch before the step kernel may prepare, where the ring has no more rows. Gated
+// Delta's were no faster.
+inline constexpr int kMostPreparedRows = 16;
+constexpr bool can_prepare(Family family, DType activation, bool many) {
+  return family != Family::kGatedDelta && are_operands(activation) && !many;
+}
 
 // What a block remembers of where it stands.
 inline constexpr int kPlaceBytes = 128;
@@ -95,15 +105,19 @@ struct StepLayout {
                           // general path: floats, [heads, window, rows]
   int steps = 0;          // Gram form: targets are sums of keys and queries with these factors:
                           // operands, [kParts, heads, window, rows and queries]
-  int targets = 0;        // [heads, window] padded rows, or operands; Mamba-2's heads share theirs,
-                          // the queries
-  int part_scales = 0;    // [heads, window]
-  int output_scales = 0;  // [heads, window]
   int row_scales = 0;     // of an 8-bit read copy: [columns]
-  int outputs = 0;        // [window, columns]
   int fold_terms = 0;     // folding on the tensor cores: [heads]
   int fold_matrices = 0;  // the delta rule's, [heads]
   int fold_rows = 0;      // what a fold hands from lane to lane, [warps]
+
+  // What preparation hands to those that read states: from `handed` on, or in a workspace.
+  int handed = 0;
+  int outputs = 0;        // [window, columns], as far as rows of ring and window give them
+  int part_scales = 0;    // [heads, window]
+  int output_scales = 0;  // [heads, window]
+  int targets = 0;        // [heads, window] padded rows, or operands; Mamba-2's heads share theirs,
+                          // the queries
+  int handed_bytes = 0;
   int total = 0;
 };
 
@@ -176,27 +190,31 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
       (mamba || gram) && folds_in_tiles(shape.family, types.activation, types.checkpoint,
                                         types.read != types.checkpoint);
   s.tile_rows = folds ? kMostTileRows : 0;
-  // What is dead when outputs are formed lies where these and what folds hand over do.
-  const int early = s.total;
-  if (mamba || gram) s.products = take(4 * (s.window + (gram ? s.rows : 0)) * s.product_stride);
-  if (gram) s.steps = take(s.tokens * s.step_stride * 2 * kParts);
-  const int early_end = s.total;
-  s.total = early;
-  s.outputs = take(4 * s.window * s.columns);
-  if (folds) s.fold_rows = take(config.warps * kFoldRowBytes);
-  s.total = s.total > early_end ? s.total : early_end;
   if (folds) {
     s.fold_terms = take(config.heads * static_cast<int>(sizeof(FoldTerms)));
     if (!mamba) s.fold_matrices = take(config.heads * static_cast<int>(sizeof(FoldMatrix)));
   }
   s.weights = take(s.tokens * s.weight_stride * (operands ? 2 * kParts : 4));
-  s.targets = take(4 * targets * padded_width(state));
-  const int parts_end =
-      s.targets + round_up(targets * part_bytes(shape.family, types, state, s.window), 16);
-  s.total = s.total > parts_end ? s.total : parts_end;
+  if (dtype_bytes(types.read) == 1) s.row_scales = take(4 * s.columns);
+
+  const int early = s.total;
+  s.total = 0;
+  s.outputs = take(4 * s.window * s.columns);
+  const int output_bytes = s.total;
   s.part_scales = take(4 * targets);
   s.output_scales = take(4 * s.tokens);
-  if (dtype_bytes(types.read) == 1) s.row_scales = take(4 * s.columns);
+  s.targets = take(std::max(4 * targets * padded_width(state),
+                            targets * part_bytes(shape.family, types, state, s.window)));
+  s.handed_bytes = s.total;
+  // What is dead when outputs are formed lies where these and what folds hand over do.
+  s.total = early;
+  if (mamba || gram) s.products = take(4 * (s.window + (gram ? s.rows : 0)) * s.product_stride);
+  if (gram) s.steps = take(s.tokens * s.step_stride * 2 * kParts);
+  const int early_end = s.total;
+  s.total = early;
+  if (folds) s.fold_rows = take(config.warps * kFoldRowBytes);
+  s.handed = std::max(s.total, early_end - output_bytes);
+  s.total = s.handed + s.handed_bytes;
   return s;
 }
 

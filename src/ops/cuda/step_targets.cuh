@@ -25,10 +25,7 @@ class Targets {
   __device__ explicit Targets(const Context& context) : c_(context) {}
 
   // Of token i, as operands.
-  __device__ const void* operands(int head, int i) const {
-    if constexpr (kCount == 1) return c_.shared.query(i);
-    return parts(head, i);
-  }
+  __device__ const void* operands(int head, int i) const { return parts(head, i); }
 
   // Mamba-2's heads share the queries. A warp per query, the last ones first: the others have
   // products to form.
@@ -74,6 +71,21 @@ class Targets {
       if (c_.lane() == 0) c_.shared.output_scale(head, i) = newer[u];
       keep(head, i, t[u]);
     }
+  }
+
+  // A target of which this lane has the elements from kElems times its number on.
+  __device__ void keep(int head, int i, float (&t)[kElems]) const {
+    if constexpr (kHalves) {
+      if (in_parts()) {
+#pragma unroll
+        for (int e = 0; e < kElems; e += 2)
+          store_halves(parts(head, i), c_.lane() * kElems + e, t[e], t[e + 1]);
+        return;
+      }
+    } else if constexpr (kCount > 0) {
+      if (in_parts()) return split(head, i, t);
+    }
+    store_elements<float, kElems>(c_.shared.target(head, i) + padded_index(c_.lane() * kElems), t);
   }
 
  private:
@@ -186,27 +198,9 @@ class Targets {
 
   __device__ void* parts(int head, int i) const { return c_.shared.parts(head, i, kBytes); }
 
-  __device__ void keep(int head, int i, float (&t)[kElems]) const {
-    if constexpr (kHalves) {
-      if (in_parts()) {
-#pragma unroll
-        for (int e = 0; e < kElems; e += 2)
-          store_halves(parts(head, i), c_.lane() * kElems + e, t[e], t[e + 1]);
-        return;
-      }
-    } else if constexpr (kCount == 1) {
-      if (in_parts()) {  // the query is the operand
-        if (c_.lane() == 0) c_.shared.part_scale(head, i) = 1;
-        return;
-      }
-    } else if constexpr (kCount > 1) {
-      if (in_parts()) return split(head, i, t);
-    }
-    store_elements<float, kElems>(c_.shared.target(head, i) + padded_index(c_.lane() * kElems), t);
-  }
   __device__ void split(int head, int i, float (&t)[kElems]) const {
     float inverse = 1;
-    if constexpr (std::is_same_v<PartOf<Read>, Fp16>) {
+    if constexpr (kCount > 1 && std::is_same_v<PartOf<Read>, Fp16>) {
       float most = 0;
 #pragma unroll
       for (int e = 0; e < kElems; ++e) most = fmaxf(most, fabsf(t[e]));

@@ -28,7 +28,7 @@ class LongRun {
     for (auto& call : calls_) {
       call->p.route = route;
       cuda::begin_steps(call->p.batch, device_->cursors(), stream_);
-      cuda::recurrent_step(call->p, cuda::current_device(), stream_);
+      cuda::recurrent_step(call->p, nullptr, cuda::current_device(), stream_);
       cuda::commit_steps(call->p.batch, accepted_.data(), route, device_->cursors(), stream_);
     }
     cuda::check_cuda(cudaStreamEndCapture(stream_, &captured), "capture");

@@ -42,14 +42,39 @@ TEST(ChooseLaunch, FillsTheChipWithOneSequence) {
   EXPECT_GE(gdn.heads * config.slices, 128);
 }
 
+// Kimi Delta's walk and states of 8 bits leave a large batch's blocks waiting for themselves.
+TEST(ChooseLaunch, PreparesLargeBatchesWhereItPays) {
+  constexpr auto kFp8 = DType::kFloat8E4M3;
+  const auto& mamba = kShapes[0];
+  const auto& gdn = kShapes[3];
+  const auto& kda = kShapes[5];
+  const auto preparing = [](StepDescription step) {
+    step.types.activation = DType::kBFloat16;
+    return choose_launch(step, kH200).preparing;
+  };
+  EXPECT_EQ(preparing(step(kda, 256)), 1);
+  EXPECT_EQ(preparing(step(kda, 64)), 0);
+  EXPECT_EQ(preparing(step(mamba, 256, kFp8)), 1);
+  EXPECT_EQ(preparing(step(mamba, 32, kFp8)), 0);
+  EXPECT_EQ(preparing(step(mamba, 256)), 0);
+  EXPECT_EQ(preparing(step(kShapes[1], 256, kFp8)), 0);  // heads of 80
+  EXPECT_EQ(preparing(step(gdn, 256, kFp8)), 0);
+  StepDescription windows = step(kda, 256);
+  windows.ring.max_window = 5;
+  EXPECT_EQ(preparing(windows), 0);
+  StepDescription conventional = step(kda, 256);
+  conventional.replays = false;
+  EXPECT_EQ(preparing(conventional), 0);
+}
+
 TEST(ChooseLaunch, IsAFunctionOfItsArguments) {
   for (const auto& shape : kShapes)
     EXPECT_EQ(choose_launch(step(shape, 64), kH200), choose_launch(step(shape, 64), kH200));
 }
 
 TEST(LaunchConfig, IsPrintable) {
-  EXPECT_EQ(to_string(LaunchConfig{.heads = 2, .slices = 1, .warps = 4}),
-            "heads=2 slices=1 warps=4");
+  EXPECT_EQ(to_string(LaunchConfig{.heads = 2, .slices = 1, .warps = 4, .preparing = 1}),
+            "heads=2 slices=1 warps=4 preparing=1");
 }
 
 TEST(LaunchTable, GivesTheNearestOfTheSameKind) {
@@ -91,6 +116,27 @@ TEST(LaunchTable, IsUsed) {
     const Device device{entry.multiprocessors, kH200.shared_bytes_per_block};
     EXPECT_EQ(choose_launch(measured, device), entry.config);
   }
+}
+
+TEST(Workspace, IsThatOfStepsThatArePrepared) {
+  RecurrentStepParams params;
+  params.shape = kShapes[5];
+  params.batch.sequences = 256;
+  params.state.activation_dtype = DType::kBFloat16;
+  const auto bytes = [&](auto&& change) {
+    RecurrentStepParams p = params;
+    change(p);
+    return recurrent_workspace_bytes(p, kH200);
+  };
+  EXPECT_GE(bytes([](auto&) {}), 256 * 32 * (128 + 128) * 4);  // outputs and targets
+  EXPECT_EQ(bytes([](auto& p) { p.batch.sequences = 8; }), 0);
+  EXPECT_EQ(bytes([](auto& p) { p.route = Route::kConventional; }), 0);
+  EXPECT_EQ(bytes([](auto& p) { p.route = Route::kStateAndOutput; }), 0);
+  EXPECT_EQ(bytes([](auto& p) { p.batch.ring.buffer_len = 17; }), 0);
+  EXPECT_EQ(bytes([](auto& p) { p.batch.ring.max_window = 2; }), 0);
+  EXPECT_EQ(bytes([](auto& p) { p.shape.head_dim = 64; }), 0);
+  EXPECT_EQ(bytes([](auto& p) { p.state.activation_dtype = DType::kFloat32; }), 0);
+  EXPECT_EQ(bytes([](auto& p) { p.shape = kShapes[3]; }), 0);
 }
 
 // All else is the general kernel's.

@@ -143,7 +143,7 @@ TEST_P(CudaStep, GraphReplayGivesTheEagerBits) {
     cuda::check_cuda(cudaStreamCreate(&stream), "stream");
     const auto step = [&] {
       cuda::begin_steps(call.p.batch, device.cursors(), stream);
-      cuda::recurrent_step(call.p, cuda::current_device(), stream);
+      cuda::recurrent_step(call.p, nullptr, cuda::current_device(), stream);
       cuda::commit_steps(call.p.batch, accepted.data(), call.p.route, device.cursors(), stream);
     };
     cudaGraph_t captured = nullptr;
