@@ -45,14 +45,19 @@ struct PagedRow {
   }
 };
 
-constexpr PagedRow paged_row(const PagedStep& p, int64_t s) {
+// Of row s of the batch; -1: padding.
+constexpr int64_t paged_slot(const PagedStep& p, int64_t s) {
+  const int64_t slot = p.slot.data ? integer_at(p.slot, s) : s;
+  return p.slot.data && is_paged_padding(slot, p.null_slot, p.family) ? -1 : slot;
+}
+
+constexpr PagedRow paged_row(const PagedStep& p, int64_t s, int64_t slot) {
   PagedRow row;
   row.token = p.query_start.data ? integer_at(p.query_start, s) : s;
   row.window =
       p.query_start.data ? static_cast<int>(integer_at(p.query_start, s + 1) - row.token) : 1;
   const bool flushes_only = p.part == REPLAYSSM_PAGED_FLUSHES;
-  const int64_t slot = p.slot.data ? integer_at(p.slot, s) : s;
-  if (p.slot.data && is_paged_padding(slot, p.null_slot, p.family)) {
+  if (slot < 0) {
     if (flushes_only) row.window = 0;
     return row;
   }
@@ -64,6 +69,10 @@ constexpr PagedRow paged_row(const PagedStep& p, int64_t s) {
   row.flushes = p.is_flush.data ? integer_at(p.is_flush, key) != 0 : row.history == p.ring - 1;
   if (p.part != REPLAYSSM_PAGED_ALL && flushes_only != row.flushes) row.slot = -1, row.window = 0;
   return row;
+}
+
+constexpr PagedRow paged_row(const PagedStep& p, int64_t s) {
+  return paged_row(p, s, paged_slot(p, s));
 }
 
 // A slot's cursors after `accepted` tokens of its window. A row that flushed has no history left,

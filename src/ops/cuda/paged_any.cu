@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   extern __shared__ __align__(256) char memory[];
   release_successor();
   wait_for_predecessor();
-  const PagedItem b = paged_item(p, launch, blockIdx.x);
+  const PagedItem b = paged_item(p, launch, blockIdx.x, paged_slot(p, blockIdx.y));
   if (b.row.slot < 0) {
     if (threadIdx.x < 32) pad_outputs(p, launch, b);
     return;

@@ -46,6 +46,7 @@ struct Raw {
     for (int i = 0; i < kRegisters; ++i)
       widen<T>(reinterpret_cast<const uint32_t*>(&word)[i], x + i * kPerRegister);
   }
+  __device__ void write(const float (&x)[kElems]) { store_elements<T, kElems>(&word, x); }
 };
 
 // A lane's share of a row of T, in the places where Map's rows have theirs.
@@ -115,20 +116,21 @@ __device__ inline float sum_rows(const float (&x)[kRows], int lane) {
 // Where a warp stands: a piece of a head's rows, of one sequence.
 struct PagedItem {
   PagedRow row;
-  int sequence, head, first_row, key_head;
+  int head, first_row, key_head;
   bool owns_gates, owns_keys;  // caches the window's gates, its keys
 };
 
-__device__ inline PagedItem paged_item(const PagedStep& p, const PagedLaunch& launch, int item) {
+// Of the sequence that is blockIdx.y, whose slot is known.
+__device__ inline PagedItem paged_item(const PagedStep& p, const PagedLaunch& launch, int item,
+                                       int64_t slot) {
   PagedItem b;
-  b.sequence = blockIdx.y;
   b.head = item / launch.slices;
   const int slice = item - b.head * launch.slices;
   b.first_row = slice * launch.rows;
   b.key_head = b.head / launch.group;
   b.owns_gates = slice == 0;
   b.owns_keys = slice == 0 && b.head == b.key_head * launch.group;
-  b.row = paged_row(p, b.sequence);
+  b.row = paged_row(p, blockIdx.y, slot);
   b.row.window = min(b.row.window, launch.layout.window);
   return b;
 }
@@ -153,6 +155,41 @@ struct RawValue {
     return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
   }
 };
+
+// Four consecutive values, from a multiple of four on.
+struct RawFour {
+  uint4 words{};
+
+  __device__ void load(const PagedValues& x, int64_t at) {
+    if (x.dtype == REPLAYSSM_FLOAT32) {
+      words = *reinterpret_cast<const uint4*>(static_cast<const float*>(x.data) + at);
+    } else {
+      const uint2 pairs =
+          *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x.data) + at);
+      words.x = pairs.x, words.y = pairs.y;
+    }
+  }
+  __device__ void read(const PagedValues& x, float (&v)[4]) const {
+    if (x.dtype == REPLAYSSM_FLOAT32) {
+      read_as<float>(v);
+    } else if (x.dtype == REPLAYSSM_BFLOAT16) {
+      read_as<Bf16>(v);
+    } else {
+      read_as<Fp16>(v);
+    }
+  }
+
+ private:
+  template <class T>
+  __device__ void read_as(float (&v)[4]) const {
+    load_elements<T, 4>(&words, v);
+  }
+};
+__device__ inline void set_four(const PagedValues& x, int64_t at, const float (&v)[4]) {
+  if (x.dtype == REPLAYSSM_FLOAT32) store_elements<float, 4>(static_cast<float*>(x.data) + at, v);
+  if (x.dtype == REPLAYSSM_BFLOAT16) store_elements<Bf16, 4>(static_cast<Bf16*>(x.data) + at, v);
+  if (x.dtype == REPLAYSSM_FLOAT16) store_elements<Fp16, 4>(static_cast<Fp16*>(x.data) + at, v);
+}
 
 // What a lane of the warp that forms a head's gates loads: constants of the head, a token of the
 // window, a cached row, newest first.
@@ -259,7 +296,7 @@ __device__ inline void pad_outputs(const PagedStep& p, const PagedLaunch& launch
                                    const PagedItem& b) {
   if (p.family == REPLAYSSM_MAMBA2) return;
   for (int i = 0; i < b.row.window; ++i)
-    for (int n = threadIdx.x % 32; n < launch.rows; n += 32)
+    for (int n = threadIdx.x % 32; n < min(launch.rows, int(p.head_dim) - b.first_row); n += 32)
       set_value(p.out, index(p.out, b.row.token + i, b.head) + b.first_row + n, 0.0f);
 }
 

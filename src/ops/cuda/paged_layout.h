@@ -24,6 +24,12 @@ inline constexpr int kPagedChunk = 4;
 constexpr int paged_lane_rows(int state_dim) { return 64 / (state_dim / 8); }
 constexpr int paged_pass_rows(int state_dim) { return 4 * paged_lane_rows(state_dim); }
 
+// Where tensor cores do it: rows of a pass; most new tokens; passes under way.
+inline constexpr int kPagedTile = 16, kPagedTokens = 8;
+constexpr int paged_tile_depth(int state_dim, int state_bytes) {
+  return std::max(2, 16384 / (kPagedTile * state_dim * state_bytes));
+}
+
 // Offsets in floats into a warp's shared memory.
 struct PagedLayout {
   int window = 0, padded_window = 0;  // tokens; rounded up
@@ -36,6 +42,7 @@ struct PagedLayout {
   int prefix = 0, beta = 0;           // [padded_window]
   int within = 0;                     // [window, padded_window] of rows within the window
   int corrected = 0;                  // [window, rows of a pass] Gated Delta's d
+  int mixing = 0;                     // factors of cached values, a lane's four of eight rows
   int total = 0;
 };
 
@@ -73,6 +80,17 @@ constexpr PagedLayout paged_layout(const PagedStep& p, int state_bytes) {
   return l;
 }
 
+constexpr PagedLayout paged_tile_layout(const PagedStep& p, int state_bytes) {
+  PagedLayout l;
+  const int ring = static_cast<int>(p.ring), state_dim = static_cast<int>(p.state_dim);
+  l.window = p.rule == REPLAYSSM_PAGED_SINGLE ? 1 : static_cast<int>(p.max_window);
+  l.mixing = paged_tile_depth(state_dim, state_bytes) * kPagedTile * state_dim * state_bytes / 4;
+  l.weights = l.mixing + (ring + 7) / 8 * (4 * 32);
+  l.decay = l.weights + ring;
+  l.total = (l.decay + 4) / 4 * 4;
+  return l;
+}
+
 struct PagedLaunch {
   int slices = 1;  // pieces that a head's rows are cut into, one for a warp
   int rows = 0;    // of a piece
@@ -103,6 +121,24 @@ constexpr PagedLaunch choose_paged_launch(const PagedStep& p, int state_bytes,
   while (best.warps > 1 && items < best.warps * int64_t{device.multiprocessors}) best.warps /= 2;
   best.group = static_cast<int>(p.heads / p.key_heads);
   best.layout = paged_layout(p, state_bytes);
+  return best;
+}
+
+// As many passes for a warp as leave enough warps.
+constexpr PagedLaunch choose_paged_tiles(const PagedStep& p, int state_bytes,
+                                         const Device& device) {
+  PagedLaunch best;
+  const int dim = static_cast<int>(p.head_dim), passes = (dim + kPagedTile - 1) / kPagedTile;
+  const int64_t heads = p.heads * p.sequences, enough = int64_t{12} * device.multiprocessors;
+  int each = passes;
+  const auto slices = [&] { return (passes + each - 1) / each; };
+  while (each > 1 && heads * slices() < enough) each = (each + 1) / 2;
+  best.slices = slices();
+  best.rows = each * kPagedTile;
+  const int64_t items = heads * best.slices;
+  while (best.warps > 1 && items < best.warps * int64_t{device.multiprocessors}) best.warps /= 2;
+  best.group = static_cast<int>(p.heads / p.key_heads);
+  best.layout = paged_tile_layout(p, state_bytes);
   return best;
 }
 

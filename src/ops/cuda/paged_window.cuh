@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(32 * kPagedWarps, 3)
   wait_for_predecessor();
   const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
   if (item >= launch.items(p)) return;
-  const PagedItem b = paged_item(p, launch, item);
+  const PagedItem b = paged_item(p, launch, item, paged_slot(p, blockIdx.y));
   if (b.row.slot < 0) return pad_outputs(p, launch, b);
   if (b.row.window <= 0 && !b.row.flushes) return;
   PagedWindow<kFamily, Act, State, kState>(
