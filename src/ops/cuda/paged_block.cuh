@@ -113,27 +113,75 @@ __device__ inline float sum_rows(const float (&x)[kRows], int lane) {
   return part[0];
 }
 
-// Where a warp stands: a piece of a head's rows, of one sequence.
-struct PagedItem {
-  PagedRow row;
-  int head, first_row, key_head;
-  bool owns_gates, owns_keys;  // caches the window's gates, its keys
+// What the batch says of the sequence that is blockIdx.y: all that goes by row of the batch is
+// loaded together, then all that goes by slot; nothing waits before it is read. Slots, tokens and
+// counts have 31 bits.
+class PagedRowLoad {
+ public:
+  __device__ explicit PagedRowLoad(const PagedStep& p)
+      : p_(p), slot_(row()), token_(row()), end_(row() + 1) {
+    if (p.slot.data) slot_ = load(p.slot, row());
+    if (p.query_start.data) {
+      token_ = load(p.query_start, row());
+      end_ = load(p.query_start, row() + 1);
+    }
+    if (single()) load_cursors(row());
+  }
+  // -1: padding.
+  __device__ int slot() const {
+    return p_.slot.data ? static_cast<int>(paged_slot(p_, slot_)) : slot_;
+  }
+  __device__ int token() const { return token_; }
+  __device__ int window() const { return end_ - token_; }
+  __device__ void load_by_slot(int slot) {
+    if (!single() && slot >= 0) load_cursors(slot);
+  }
+  __device__ PagedRow read(int slot) const {
+    return paged_row(p_, {slot, token_, end_, write_pos_, origin_, is_flush_});
+  }
+
+ private:
+  __device__ static int row() { return static_cast<int>(blockIdx.y); }
+  __device__ bool single() const { return p_.rule == REPLAYSSM_PAGED_SINGLE; }
+  // Of eight bytes the lower four.
+  __device__ static int load(const PagedIntegers& x, int i) {
+    const auto* const from = static_cast<const char*>(x.data) + i * x.stride * x.bytes;
+    return x.bytes == 1 ? *reinterpret_cast<const int8_t*>(from)
+                        : *reinterpret_cast<const int32_t*>(from);
+  }
+  __device__ void load_cursors(int key) {
+    write_pos_ = load(p_.write_pos, key);
+    if (p_.origin.data) origin_ = load(p_.origin, key);
+    if (p_.is_flush.data) is_flush_ = load(p_.is_flush, key);
+  }
+
+  const PagedStep& p_;
+  int slot_, token_, end_, write_pos_ = 0, origin_ = 0, is_flush_ = 0;
 };
 
-// Of the sequence that is blockIdx.y, whose slot is known.
-__device__ inline PagedItem paged_item(const PagedStep& p, const PagedLaunch& launch, int item,
-                                       int64_t slot) {
-  PagedItem b;
-  b.head = item / launch.slices;
-  const int slice = item - b.head * launch.slices;
-  b.first_row = slice * launch.rows;
-  b.key_head = b.head / launch.group;
-  b.owns_gates = slice == 0;
-  b.owns_keys = slice == 0 && b.head == b.key_head * launch.group;
-  b.row = paged_row(p, blockIdx.y, slot);
-  b.row.window = min(b.row.window, launch.layout.window);
-  return b;
-}
+// Where a warp stands: a piece of a head's rows, of one sequence.
+struct PagedPlace {
+  int head, first_row, rows, key_head;
+  bool owns_gates, owns_keys;  // caches the window's gates, its keys
+
+  __device__ PagedPlace(const PagedStep& p, const PagedLaunch& launch, int item)
+      : head(static_cast<int>(launch.by_slices.divide(item))),
+        key_head(static_cast<int>(launch.by_group.divide(head))) {
+    const int slice = item - head * launch.slices;
+    first_row = slice * launch.rows;
+    rows = min(launch.rows, static_cast<int>(p.head_dim) - first_row);
+    owns_gates = slice == 0;
+    owns_keys = slice == 0 && head == key_head * launch.group;
+  }
+};
+struct PagedItem : PagedPlace {
+  PagedRow row;
+
+  __device__ PagedItem(const PagedPlace& place, const PagedLaunch& launch, const PagedRow& r)
+      : PagedPlace(place), row(r) {
+    row.window = min(row.window, launch.layout.window);
+  }
+};
 
 // A token's time step, or what stands for it, with its log decay and its weight in the state.
 struct PagedGate {
@@ -292,11 +340,10 @@ struct PagedFinish {
 };
 
 // Padded rows of the batch: zeros for Gated Delta, nothing for Mamba-2.
-__device__ inline void pad_outputs(const PagedStep& p, const PagedLaunch& launch,
-                                   const PagedItem& b) {
+__device__ inline void pad_outputs(const PagedStep& p, const PagedItem& b) {
   if (p.family == REPLAYSSM_MAMBA2) return;
   for (int i = 0; i < b.row.window; ++i)
-    for (int n = threadIdx.x % 32; n < min(launch.rows, int(p.head_dim) - b.first_row); n += 32)
+    for (int n = threadIdx.x % 32; n < b.rows; n += 32)
       set_value(p.out, index(p.out, b.row.token + i, b.head) + b.first_row + n, 0.0f);
 }
 

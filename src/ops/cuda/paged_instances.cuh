@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/paged_instances.h"
+#include "ops/cuda/paged_single.cuh"
 #include "ops/cuda/paged_tokens.cuh"
 #include "ops/cuda/paged_window.cuh"
 
@@ -17,13 +18,18 @@ inline void fit_warps(PagedLaunch& launch, const Device& device) {
 template <replayssm_family kFamily, class Act, class State, int kState>
 bool launch_paged_state(const PagedStep& step, const Device& device, cudaStream_t stream) {
   if (step.state_dim != kState) return false;
-  const bool few = step.rule == REPLAYSSM_PAGED_SINGLE || step.max_window <= kPagedTokens;
-  PagedLaunch launch = few ? choose_paged_tiles(step, sizeof(State), device)
+  const bool single = step.rule == REPLAYSSM_PAGED_SINGLE;
+  const bool few = single ? kState != 128 : step.max_window <= kPagedTokens;
+  PagedLaunch launch = few ? choose_paged_tiles(step, sizeof(State), sizeof(Act), device)
                            : choose_paged_launch(step, sizeof(State), device);
   fit_warps(launch, device);
+  launch.by_slices = FastDivide(static_cast<uint32_t>(launch.slices));
+  launch.by_group = FastDivide(static_cast<uint32_t>(launch.group));
   if (launch.rows == 0 || launch.bytes() > device.shared_bytes_per_block) return false;
-  const auto kernel = few ? paged_tokens_kernel<kFamily, Act, State, kState>
-                          : paged_window_kernel<kFamily, Act, State, kState>;
+  auto* kernel = few ? paged_tokens_kernel<kFamily, Act, State, kState>
+                     : paged_window_kernel<kFamily, Act, State, kState>;
+  if constexpr (kState == 128)
+    if (single && !few) kernel = paged_single_kernel<kFamily, Act, State, kState>;
   reserve_shared("paged_step", kernel, launch.bytes());
   const int64_t blocks = (launch.items(step) + launch.warps - 1) / launch.warps;
   launch_dependent("paged_step", kernel,

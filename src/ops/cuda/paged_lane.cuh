@@ -17,13 +17,12 @@ class PagedLane {
   static constexpr int kWords = kRows * kRowWords, kDepth = paged_depth(kSingle);
   using Values = Raw<Act, kRows>;
 
-  __device__ PagedLane(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
-                       float* stream)
+  __device__ PagedLane(const PagedStep& p, const PagedPlace& b, int64_t slot, float* stream)
       : lane(threadIdx.x % kRowLanes),
         place_(threadIdx.x % 32 / kRowLanes * kRows),
-        rows_(launch.rows),
+        rows_(b.rows),
         stride_(p.state.stride[2]),
-        state_(at<State>(p.state, b.row.slot, b.head, b.first_row)),
+        state_(at<State>(p.state, slot, b.head, b.first_row)),
         stream_(reinterpret_cast<uint4*>(stream) + threadIdx.x % 32) {}
 
   __device__ int passes() const { return (rows_ + kPass - 1) / kPass; }
@@ -35,9 +34,12 @@ class PagedLane {
   __device__ void start() {
     for (int pass = 0; pass < kDepth; ++pass) fetch(pass);
   }
-  // Pass `pass`, in order; starts a later one.
+  // Pass `pass`, in order.
   __device__ void take(int pass, float (&s)[kRows][kPerLane]) {
     copy_async_wait_but<kDepth - 1>();
+    read(pass, s);
+  }
+  __device__ void read(int pass, float (&s)[kRows][kPerLane]) const {
     const uint4* from = stream_ + pass % kDepth * kWords * 32;
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -49,7 +51,13 @@ class PagedLane {
           widen<State>(reinterpret_cast<const uint32_t*>(&word)[n],
                        s[r] + c * Map::kElems + n * (4 / int(sizeof(State))));
       }
-    fetch(pass + kDepth);
+  }
+  // Gives the pass's room to a later one.
+  __device__ void release(int pass) { fetch(pass + kDepth); }
+  // Word `word` of a row of the pass in shared memory.
+  __device__ uint4& word(int pass, int row, int word) const {
+    return stream_[pass % kDepth * kWords * 32 + (row % kRows * kRowWords + word / kRowLanes) * 32 +
+                   row / kRows * kRowLanes + word % kRowLanes - threadIdx.x % 32];
   }
   __device__ void store(int pass, const float (&s)[kRows][kPerLane]) const {
     if (!live(pass)) return;

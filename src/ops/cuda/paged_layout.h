@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/cuda/fast_divide.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/padded_rows.h"
 #include "ops/paged.h"
@@ -24,10 +25,16 @@ inline constexpr int kPagedChunk = 4;
 constexpr int paged_lane_rows(int state_dim) { return 64 / (state_dim / 8); }
 constexpr int paged_pass_rows(int state_dim) { return 4 * paged_lane_rows(state_dim); }
 
-// Where tensor cores do it: rows of a pass; most new tokens; passes under way.
-inline constexpr int kPagedTile = 16, kPagedTokens = 8;
+// Where tensor cores do it: warps of a block; rows of a pass; most new tokens; cached rows whose
+// values are copied with the state; passes under way; bytes of one.
+inline constexpr int kPagedTokenWarps = 2;
+inline constexpr int kPagedTile = 16, kPagedTokens = 8, kPagedStaged = 16;
 constexpr int paged_tile_depth(int state_dim, int state_bytes) {
   return std::max(2, 16384 / (kPagedTile * state_dim * state_bytes));
+}
+constexpr int paged_pass_bytes(int state_dim, int state_bytes, int act_bytes) {
+  return kPagedTile * state_dim * state_bytes +
+         (kPagedStaged + kPagedTokens) * (kPagedTile * act_bytes + 16);
 }
 
 // Offsets in floats into a warp's shared memory.
@@ -80,11 +87,12 @@ constexpr PagedLayout paged_layout(const PagedStep& p, int state_bytes) {
   return l;
 }
 
-constexpr PagedLayout paged_tile_layout(const PagedStep& p, int state_bytes) {
+constexpr PagedLayout paged_tile_layout(const PagedStep& p, int state_bytes, int act_bytes) {
   PagedLayout l;
   const int ring = static_cast<int>(p.ring), state_dim = static_cast<int>(p.state_dim);
   l.window = p.rule == REPLAYSSM_PAGED_SINGLE ? 1 : static_cast<int>(p.max_window);
-  l.mixing = paged_tile_depth(state_dim, state_bytes) * kPagedTile * state_dim * state_bytes / 4;
+  l.mixing = paged_tile_depth(state_dim, state_bytes) *
+             paged_pass_bytes(state_dim, state_bytes, act_bytes) / 4;
   l.weights = l.mixing + (ring + 7) / 8 * (4 * 32);
   l.decay = l.weights + ring;
   l.total = (l.decay + 4) / 4 * 4;
@@ -96,6 +104,7 @@ struct PagedLaunch {
   int rows = 0;    // of a piece
   int group = 1;   // heads of a key head
   int warps = kPagedWarps;
+  FastDivide by_slices, by_group;
   PagedLayout layout;
 
   constexpr int64_t items(const PagedStep& p) const { return p.heads * slices; }
@@ -125,20 +134,21 @@ constexpr PagedLaunch choose_paged_launch(const PagedStep& p, int state_bytes,
 }
 
 // As many passes for a warp as leave enough warps.
-constexpr PagedLaunch choose_paged_tiles(const PagedStep& p, int state_bytes,
+constexpr PagedLaunch choose_paged_tiles(const PagedStep& p, int state_bytes, int act_bytes,
                                          const Device& device) {
   PagedLaunch best;
   const int dim = static_cast<int>(p.head_dim), passes = (dim + kPagedTile - 1) / kPagedTile;
-  const int64_t heads = p.heads * p.sequences, enough = int64_t{12} * device.multiprocessors;
+  const int64_t heads = p.heads * p.sequences, enough = int64_t{7} * device.multiprocessors;
   int each = passes;
   const auto slices = [&] { return (passes + each - 1) / each; };
   while (each > 1 && heads * slices() < enough) each = (each + 1) / 2;
   best.slices = slices();
   best.rows = each * kPagedTile;
+  best.warps = kPagedTokenWarps;
   const int64_t items = heads * best.slices;
   while (best.warps > 1 && items < best.warps * int64_t{device.multiprocessors}) best.warps /= 2;
   best.group = static_cast<int>(p.heads / p.key_heads);
-  best.layout = paged_tile_layout(p, state_bytes);
+  best.layout = paged_tile_layout(p, state_bytes, act_bytes);
   return best;
 }
 

@@ -75,6 +75,11 @@ struct QuadVector {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) words[w].load(from + Map::element(w, quarter));
   }
+  __device__ void store(T* to, int quarter) const {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+      *reinterpret_cast<typename Raw<T, kElems>::W*>(to + Map::element(w, quarter)) = words[w].word;
+  }
   // Calls fn(word, its elements).
   template <class Fn>
   __device__ void for_words(Fn&& fn) const {
@@ -98,74 +103,133 @@ struct QuadVector {
   }
 };
 
-// A warp's rows of a state on their way through shared memory, kDepth passes ahead. Whole rows are
-// copied; words of odd rows change places by four, so that lanes that read meet no bank twice.
-template <class State, int kState>
+// A warp's rows on their way through shared memory, kDepth passes ahead: of the state, of the
+// first cached values and of the new tokens' values. Whole rows of states are copied; words of odd
+// rows change places by four, so that lanes that read meet no bank twice.
+template <class Act, class State, int kState>
 class PagedStream {
  public:
   using Map = QuadMap<State, kState>;
-  static constexpr int kRowWords = kState / Map::kElems, kPassWords = kPagedTile * kRowWords;
+  static constexpr int kRowWords = kState / Map::kElems, kStateWords = kPagedTile * kRowWords;
+  static constexpr int kChunks = kPagedTile * int(sizeof(Act)) / 16;  // words of a row of values
+  static constexpr int kValueRows = kPagedStaged + kPagedTokens;
+  static constexpr int kPassWords = kStateWords + kValueRows * (kChunks + 1);
   static constexpr int kDepth = paged_tile_depth(kState, sizeof(State));
+  static_assert(kPassWords * 16 == paged_pass_bytes(kState, sizeof(State), sizeof(Act)));
 
-  // first: the warp's first row, of `rows`, `stride` elements apart.
-  __device__ PagedStream(State* first, int64_t stride, int rows, float* buffer)
-      : first_(first), stride_(stride), rows_(rows), buffer_(reinterpret_cast<uint4*>(buffer)) {
-    const int lane = threadIdx.x % 32, row = lane / 8 * 4 + lane / 4 % 2;
-    even_ = row * kRowWords + row % 2 * 4 + lane % 4;
-    odd_ = row * kRowWords - row % 2 * 4 + lane % 4;
-  }
+  __device__ PagedStream(const PagedStep& p, const PagedPlace& b, int64_t slot, float* buffer)
+      : lane_(threadIdx.x % 32),
+        state_(at<State>(p.state, slot, b.head, b.first_row) + lane_ * Map::kElems),
+        rows_(b.rows),
+        buffer_(reinterpret_cast<uint4*>(buffer)) {}
 
-  __device__ void start() const {
+  // Starts the first passes' copies of the state; of values, once it is known where they are.
+  __device__ void start_states() const {
 #pragma unroll
-    for (int pass = 0; pass < kDepth; ++pass) fetch(pass);
+    for (int pass = 0; pass < kDepth; ++pass) {
+      fetch_states(pass);
+      copy_async_commit();
+    }
+  }
+  __device__ void start_values(const PagedStep& p, const PagedItem& b, bool wraps) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = copied(i) / kChunks, token = row - kPagedStaged;
+      values_[i] = nullptr;
+      if (token < 0) {
+        if (row < b.row.history)
+          values_[i] = at<Act>(p.cache_v, b.row.slot, b.head, b.row.place(row, p.ring, wraps));
+      } else if (token < b.row.window) {
+        values_[i] = at<Act>(p.v, b.row.token + token, b.head);
+      }
+      if (values_[i] != nullptr) values_[i] += b.first_row + copied(i) % kChunks * kChunk;
+    }
+#pragma unroll
+    for (int pass = 0; pass < kDepth; ++pass) fetch_values(pass);
+    copy_async_commit();
   }
   // Waits for pass `pass`, the oldest that was not released.
-  __device__ void take() const {
-    copy_async_wait_but<kDepth - 1>();
+  __device__ void take(int pass) const {
+    if (pass == 0) {
+      copy_async_wait_all();
+    } else {
+      copy_async_wait_but<kDepth - 1>();
+    }
     __syncwarp();
   }
   // Gives the pass's room to a later one.
   __device__ void release(int pass) const {
     __syncwarp();
-    fetch(pass + kDepth);
+    fetch_states(pass + kDepth);
+    fetch_values(pass + kDepth);
+    copy_async_commit();
   }
+
   // Of this lane's row of a group of eight.
   __device__ uint4& word(int pass, int group, int w) const {
-    return buffer_[pass % kDepth * kPassWords + (w % 2 == 0 ? even_ : odd_) +
-                   group * 2 * kRowWords + 4 * w];
+    const int row = lane_ / 8 * 4 + lane_ / 4 % 2, swap = w % 2 == 0 ? row % 2 : -(row % 2);
+    return room(pass)[row * kRowWords + lane_ % 4 + 4 * swap + group * 2 * kRowWords + 4 * w];
   }
-  // Stores the pass's rows as they are in shared memory.
+  // The values of four rows of the pass from 4 `four` on, of a cached row; of a new token.
+  __device__ const Act* cached(int pass, int j, int four) const {
+    return reinterpret_cast<const Act*>(room(pass) + kStateWords + j * (kChunks + 1)) + 4 * four;
+  }
+  __device__ const Act* fresh(int pass, int token, int four) const {
+    return cached(pass, kPagedStaged + token, four);
+  }
+  // Stores the pass's rows of the state as they are in shared memory.
   __device__ void store(int pass) const {
     __syncwarp();
-    for_copies(pass,
+    for_states(pass,
                [](uint4* shared, State* global) { *reinterpret_cast<uint4*>(global) = *shared; });
   }
 
  private:
-  __device__ void fetch(int pass) const {
-    for_copies(pass, [](uint4* shared, State* global) { copy_async_16(shared, global); });
-    copy_async_commit();
+  static constexpr int kChunk = 16 / int(sizeof(Act));
+  static constexpr int kCopies = (kValueRows * kChunks + 31) / 32;
+  // The chunk that this lane copies, of all rows of values.
+  __device__ static int copied(int i) { return i * 32 + static_cast<int>(threadIdx.x % 32); }
+  __device__ uint4* room(int pass) const { return buffer_ + pass % kDepth * kPassWords; }
+
+  __device__ void fetch_states(int pass) const {
+    for_states(pass, [](uint4* shared, State* global) { copy_async_16(shared, global); });
   }
-  // Calls fn with both places of the words that this lane copies.
-  template <class Fn>
-  __device__ void for_copies(int pass, Fn&& fn) const {
-    const int left = rows_ - pass * kPagedTile, lane = threadIdx.x % 32;
+  __device__ void fetch_values(int pass) const {
+    const int left = rows_ - pass * kPagedTile;
     if (left <= 0) return;
-    uint4* const to = buffer_ + pass % kDepth * kPassWords;
-    State* const from = first_ + int64_t{pass} * kPagedTile * stride_;
 #pragma unroll
-    for (int i = 0; i < kPassWords / 32; ++i) {
-      const int row = (i * 32 + lane) / kRowWords, word = (i * 32 + lane) % kRowWords;
-      if (row < left)
-        fn(to + row * kRowWords + (word ^ row % 2 * 4), from + row * stride_ + word * Map::kElems);
+    for (int i = 0; i < kCopies; ++i) {
+      const int n = copied(i), row = n / kChunks, chunk = n % kChunks;
+      if (n >= kValueRows * kChunks || chunk * kChunk >= left) continue;
+      const bool valid = values_[i] != nullptr;
+      copy_async_16_or_zero(room(pass) + kStateWords + row * (kChunks + 1) + chunk,
+                            valid ? values_[i] + pass * kPagedTile : any(), valid);
+    }
+  }
+  __device__ const void* any() const { return state_; }
+  // Calls fn with both places of the words of states that this lane copies.
+  template <class Fn>
+  __device__ void for_states(int pass, Fn&& fn) const {
+    const int left = rows_ - pass * kPagedTile;
+    if (left <= 0) return;
+    State* const from = state_ + pass * (kPagedTile * kState);
+    for_half(room(pass), from, fn);
+    if (left > 8) for_half(room(pass) + kStateWords / 2, from + 8 * kState, fn);
+  }
+  template <class Fn>
+  __device__ void for_half(uint4* to, State* from, Fn&& fn) const {
+#pragma unroll
+    for (int i = 0; i < kStateWords / 64; ++i) {
+      const int row = i * 32 / kRowWords + (kRowWords < 32 ? lane_ / kRowWords : 0);
+      fn(to + i * 32 + (lane_ ^ row % 2 * 4), from + i * 32 * Map::kElems);
     }
   }
 
-  State* const first_;
-  const int64_t stride_;
+  const int lane_;
+  State* const state_;  // this lane's first word
   const int rows_;
   uint4* const buffer_;
-  int even_, odd_;  // where this lane's words of even and odd numbers begin
+  const Act* values_[kCopies];  // what this lane copies of the first pass's values
 };
 
 }  // namespace replayssm::cuda

@@ -13,59 +13,74 @@
 // tokens: and its own) are folded into S where it lies in shared memory, and S is stored.
 #pragma once
 
-#include "ops/cuda/paged_tiles.cuh"
+#include "ops/cuda/paged_fold.cuh"
 
 namespace replayssm::cuda {
+
+// This lane's token's query and new key.
+template <class Act, class Map>
+struct PagedFresh {
+  QuadVector<Act, Map> query{}, key{};
+
+  __device__ PagedFresh(const PagedStep& p, int key_head, int token, int window) {
+    const int lane = threadIdx.x % 32, own = lane / 4;
+    if (own >= window) return;
+    query.load(at<Act>(p.q, token + own, key_head), lane % 4);
+    key.load(at<Act>(p.k, token + own, key_head), lane % 4);
+  }
+};
 
 template <replayssm_family kFamily, class Act, class State, int kState>
 class PagedTokens {
  public:
-  using Stream = PagedStream<State, kState>;
+  using Stream = PagedStream<Act, State, kState>;
   using Map = QuadMap<State, kState>;
   using Vector = QuadVector<Act, Map>;
+  using Fresh = PagedFresh<Act, Map>;
+  using Fold = PagedFold<Act, State, kState, 1>;
   static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   static constexpr int kElems = Map::kElems, kWords = Map::kWords;
-  static constexpr int kRows = 4;   // consecutive ones of a pass, whose results a lane has
-  static constexpr int kAhead = 2;  // tiles of eight cached rows whose values are loaded early
+  static constexpr int kRows = 4;  // consecutive ones of a pass, whose results a lane has
+  static constexpr int kStaged = Fold::kStaged;  // tiles of eight cached rows that are copied
 
+  // stream: its states are on their way.
   __device__ PagedTokens(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
-                         const Stream& stream, int rows, float* shared)
+                         const Fresh& fresh, Stream& stream, float* shared)
       : p_(p),
         b_(b),
         stream_(stream),
-        rows_(rows),
         tiles_((b.row.history + 7) / 8),
         token_(threadIdx.x % 32 / 4),
         quarter_(threadIdx.x % 4),
         mixing_(reinterpret_cast<float4*>(shared + launch.layout.mixing) + threadIdx.x % 32),
         weights_(shared + launch.layout.weights),
-        decay_(shared + launch.layout.decay) {}
+        decay_(shared + launch.layout.decay),
+        fresh_(fresh) {}
 
   __device__ void run() {
+    stream_.start_values(p_, b_, !single());
     PagedGateInputs inputs;
     inputs.load(p_, b_, b_.head, threadIdx.x % 32);
-    Vector keys;
-    if (live()) {
-      queries_.load(fresh(p_.q), quarter_);
-      keys.load(fresh(p_.k), quarter_);
-    }
-    Pass next;
-    load(0, next);
-    scale_vectors(keys);
+    Vector cached;
+    load_keys(0, cached);
+    scale_vectors();
     form_gates(inputs);
     __syncwarp();
-    form_mixing(keys);
-    if constexpr (kDelta) keys_ = keys;
-    const int passes = (rows_ + kPagedTile - 1) / kPagedTile;
+    form_own();
+    form_mixing(cached);
+    find_results();
+    const int passes = (b_.rows + kPagedTile - 1) / kPagedTile;
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
-      const Pass now = next;
-      if (pass + 1 < passes) load(pass + 1, next);
-      stream_.take();
+      Finish x;
+      if constexpr (!kDelta) load(pass, x);
+      Fold fold(p_, b_, !single(), weights_);
+      if (folds()) fold.load_keys();
+      stream_.take(pass);
       float o[kRows], known[kRows], v[kRows];
-      read(pass, now, o, known);
-      finish(pass, now, o, known, v);
-      if (folds()) fold(pass, now, v);
+      read(pass, o, known);
+      finish(pass, x, known, o, v);
+      if (folds()) run(fold, pass, v);
       stream_.release(pass);
     }
   }
@@ -77,95 +92,50 @@ class PagedTokens {
   __device__ bool folds() const { return b_.row.flushes && (single() || b_.row.history > 0); }
   __device__ bool live() const { return token_ < b_.row.window; }
   __device__ int place(int j) const { return b_.row.place(j, p_.ring, !single()); }
-  // This lane's token's vector.
-  __device__ const Act* fresh(const PagedValues& x) const {
-    return at<Act>(x, b_.row.token + token_, b_.key_head);
-  }
   __device__ const Act* cached_key(int j) const {
     return at<Act>(p_.cache_k, b_.row.slot, b_.key_head, place(j));
   }
   // Cached row of element e of this lane's pair of tile u.
   __device__ int cached_row(int u, int e) const { return 8 * u + 2 * quarter_ + e; }
-  // Of the two rows of a pass that this lane brings to the products, the first; two below it is the
-  // other. The first of those that it finishes.
-  __device__ int brought_row() const { return token_ / 2 * 4 + token_ % 2; }
-  __device__ int finished_row() const { return quarter_ * kRows; }
-
-  // Values of a tile's cached rows in the rows that this lane brings; zeros where there are none.
-  struct Values {
-    Act v[2][2];  // of a pair of cached rows, in the two groups' rows
-  };
-  // What a lane needs for a pass besides the state.
-  struct Pass {
-    Values values[kAhead];
-    Raw<Act, kRows> fresh;  // of this lane's token
-    RawValue skip[kRows];
-    RawFour z;
-  };
-  __device__ void load(int pass, Pass& x) const {
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) load_values(pass, u, x.values[u]);
-    const int row = pass * kPagedTile + finished_row();
-    if (!live() || row >= rows_) return;
-    const int64_t token = b_.row.token + token_;
-    x.fresh.load(at<Act>(p_.v, token, b_.head) + b_.first_row + row);
-    if constexpr (!kDelta) {
-      const int64_t skip = b_.head * p_.skip.stride[0];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        if (p_.skip.data)
-          x.skip[r].load(p_.skip, skip + (b_.first_row + row + r) * p_.skip.stride[1]);
-      if (p_.z.data) x.z.load(p_.z, index(p_.z, token, b_.head) + b_.first_row + row);
-    }
-  }
-  __device__ void load_values(int pass, int u, Values& x) const {
-    const int row = pass * kPagedTile + brought_row();
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int j = cached_row(u, e);
-      const bool valid = j < b_.row.history && row < rows_;
-      const Act* from =
-          at<Act>(p_.cache_v, b_.row.slot, b_.head, valid ? place(j) : 0) + b_.first_row + row;
-#pragma unroll
-      for (int g = 0; g < 2; ++g) x.v[e][g] = valid ? from[2 * g] : from_float<Act>(0.0f);
-    }
+  __device__ float cached_weight(int u, int e) const {
+    return cached_row(u, e) < b_.row.history ? weights_[cached_row(u, e)] : 0.0f;
   }
 
   // Windows go on with keys as they are cached.
-  __device__ void scale_vectors(Vector& keys) {
+  __device__ void scale_vectors() {
+    Vector& key = fresh_.key;
     if constexpr (kDelta) {
       query_scale_ = p_.scale;
-      float key_scale = 1;
       if (p_.normalise) {
-        query_scale_ *= inverse_norm(queries_);
-        key_scale = inverse_norm(keys);
-      }
-      if (single()) {
-        key_scale_ = key_scale;
-      } else {
-        keys.multiply(key_scale);
+        query_scale_ *= inverse_norm(fresh_.query);
+        key_scale_ = inverse_norm(key);
       }
     }
-    if (!b_.owns_keys || !live() || !keeps()) return;
-    Act* const to = at<Act>(p_.cache_k, b_.row.slot, b_.key_head, place(b_.row.history + token_));
-    keys.for_words([&](int w, float(&x)[kElems]) {
-#pragma unroll
-      for (int e = 0; e < kElems; ++e) x[e] *= key_scale_;
-      store_elements<Act, kElems>(to + Map::element(w, quarter_), x);
-    });
+    Vector as_cached = key;
+    if constexpr (kDelta) {
+      as_cached.multiply(key_scale_);
+      if (!single()) {
+        key = as_cached;
+        key_scale_ = 1;
+      }
+    }
+    if (b_.owns_keys && live() && keeps())
+      as_cached.store(at<Act>(p_.cache_k, b_.row.slot, b_.key_head, place(b_.row.history + token_)),
+                      quarter_);
   }
   __device__ static float inverse_norm(const Vector& x) {
-    float sum = 0;
+    float sum[2] = {0, 0};
     x.for_words([&](int, const float(&y)[kElems]) {
 #pragma unroll
-      for (int e = 0; e < kElems; ++e) sum = fmaf(y[e], y[e], sum);
+      for (int e = 0; e < kElems; ++e) sum[e % 2] = fmaf(y[e], y[e], sum[e % 2]);
     });
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    return rsqrtf(sum + 1e-6f);
+    sum[0] += sum[1];
+    sum[0] += __shfl_xor_sync(kAllLanes, sum[0], 1);
+    sum[0] += __shfl_xor_sync(kAllLanes, sum[0], 2);
+    return rsqrtf(sum[0] + 1e-6f);
   }
 
-  // A lane for a token; then for this lane's token, and for the pair i of tokens before it.
+  // A lane for a token; then for this lane's token, and for the pair of tokens that lane % 4 names.
   __device__ void form_gates(const PagedGateInputs& inputs) {
     const int lane = threadIdx.x % 32;
     const PagedHeadGates gates(p_, inputs);
@@ -181,6 +151,7 @@ class PagedTokens {
     float all = 0, since[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kPagedTokens; ++i) {
+      if (i >= b_.row.window) break;
       const float next = __shfl_sync(kAllLanes, own.log_decay, i);
       if (i > token_) continue;
       all += next;
@@ -202,14 +173,23 @@ class PagedTokens {
     return PagedVectors<kIsWide<Act>>(
         float4{q[2 * pair], k[2 * pair], q[2 * pair + 1], k[2 * pair + 1]});
   }
+  // Word w of this lane's vectors.
+  __device__ void read_vectors(int w, float (&q)[kElems], float (&k)[kElems]) const {
+    fresh_.query.words[w].read(q);
+    if constexpr (kDelta) {
+      fresh_.key.words[w].read(k);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kElems; ++e) k[e] = 0;
+    }
+  }
   // Of all vectors with eight keys.
-  __device__ PagedProducts multiply_keys(const Vector& vectors, const Vector& keys) const {
+  __device__ PagedProducts multiply_keys(const Vector& keys) const {
     PagedProducts products;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      float q[kElems], k[kElems] = {}, x[kElems];
-      queries_.words[w].read(q);
-      if constexpr (kDelta) vectors.words[w].read(k);
+      float q[kElems], k[kElems], x[kElems];
+      read_vectors(w, q, k);
       keys.words[w].read(x);
 #pragma unroll
       for (int pair = 0; pair < kElems / 2; ++pair)
@@ -218,32 +198,30 @@ class PagedTokens {
     return products;
   }
 
-  // What cached values and new ones are multiplied with, but for factors of this lane's token.
-  __device__ void form_mixing(const Vector& keys) {
-    Vector next;
-    load_keys(0, next);
-    const PagedProducts own = multiply_keys(keys, keys);
+  // What this lane's token mixes in of the new tokens' values.
+  __device__ void form_own() {
+    const PagedProducts own = multiply_keys(fresh_.key);
     float with_q[2], with_k[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       with_q[e] = within_[e] * query_scale_ * key_scale_ * own.sum(e);
-      with_k[e] = 2 * quarter_ + e < token_ ? within_[e] * own.sum(2 + e) : 0.0f;
+      with_k[e] = 2 * quarter_ + e < token_ ? strength_ * within_[e] * own.sum(2 + e) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kPagedTokens; ++i) {
+      if (i >= b_.row.window) break;
       const int from = token_ * 4 + i / 2;
       own_query_[i] = __shfl_sync(kAllLanes, with_q[i % 2], from);
       if constexpr (kDelta) own_key_[i] = __shfl_sync(kAllLanes, with_k[i % 2], from);
     }
+  }
+  // What cached values are multiplied with, but for factors of this lane's token.
+  __device__ void form_mixing(Vector& cached) const {
 #pragma unroll 1
     for (int u = 0; u < tiles_; ++u) {
-      const Vector cached = next;
-      load_keys(u + 1, next);
-      const PagedProducts x = multiply_keys(keys, cached);
-      float weight[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        weight[e] = cached_row(u, e) < b_.row.history ? weights_[cached_row(u, e)] : 0.0f;
+      const PagedProducts x = multiply_keys(cached);
+      load_keys(u + 1, cached);
+      const float weight[2] = {cached_weight(u, 0), cached_weight(u, 1)};
       mixing_[u * 32] = {weight[0] * x.sum(0), weight[0] * x.sum(2), weight[1] * x.sum(1),
                          weight[1] * x.sum(3)};
     }
@@ -257,16 +235,60 @@ class PagedTokens {
     }
   }
 
+  // Where this lane's results go.
+  __device__ void find_results() {
+    const int row = b_.first_row + quarter_ * kRows;
+    out_ = index(p_.out, b_.row.token + token_, b_.head) + row;
+    kept_ = at<Act>(p_.cache_v, b_.row.slot, b_.head, place(b_.row.history + token_)) + row;
+  }
+  // What follows Mamba-2's readout.
+  struct Finish {
+    RawValue skip[kRows];
+    RawFour z;
+  };
+  __device__ bool finishes(int pass) const {
+    return live() && pass * kPagedTile + quarter_ * kRows < b_.rows;
+  }
+  __device__ void load(int pass, Finish& x) const {
+    if (!finishes(pass)) return;
+    const int row = b_.first_row + pass * kPagedTile + quarter_ * kRows;
+    if (p_.skip.data) {
+      const int64_t from = b_.head * p_.skip.stride[0] + row * p_.skip.stride[1];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) x.skip[r].load(p_.skip, from + r * p_.skip.stride[1]);
+    }
+    if (p_.z.data) x.z.load(p_.z, index(p_.z, b_.row.token + token_, b_.head) + row);
+  }
+
+  // Values of this lane's pair of a tile's cached rows, in the two rows of the pass that it brings
+  // to the products: one of each group of eight.
+  __device__ void load_values(int pass, int u, typename Fold::Pair& v) const {
+    const int four = token_ / 2;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int j = cached_row(u, e);
+      float x[4] = {};
+      if (u < kStaged) {
+        load_elements<Act, 4>(stream_.cached(pass, j, four), x);
+      } else if (j < b_.row.history && pass * kPagedTile + 4 * four < b_.rows) {
+        load_elements<Act, 4>(at<Act>(p_.cache_v, b_.row.slot, b_.head, place(j)) + b_.first_row +
+                                  pass * kPagedTile + 4 * four,
+                              x);
+      }
+#pragma unroll
+      for (int g = 0; g < 2; ++g) v[e][g] = token_ % 2 == 0 ? x[2 * g] : x[2 * g + 1];
+    }
+  }
+
   // What state and cached rows give for this lane's token.
-  __device__ void read(int pass, const Pass& now, float (&o)[kRows], float (&known)[kRows]) const {
+  __device__ void read(int pass, float (&o)[kRows], float (&known)[kRows]) const {
     PagedProducts state[2], cached[2];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      float s[2][kElems], q[kElems], k[kElems] = {};
+      float s[2][kElems], q[kElems], k[kElems];
 #pragma unroll
       for (int g = 0; g < 2; ++g) read_word(pass, g, w, s[g]);
-      queries_.words[w].read(q);
-      if constexpr (kDelta) keys_.words[w].read(k);
+      read_vectors(w, q, k);
 #pragma unroll
       for (int pair = 0; pair < kElems / 2; ++pair) {
         const auto vectors = operand(q, k, pair);
@@ -276,14 +298,10 @@ class PagedTokens {
       }
     }
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u)
-      if (u < tiles_) add_cached(u, now.values[u], cached);
+    for (int u = 0; u < kStaged; ++u)
+      if (u < tiles_) add_cached(pass, u, cached);
 #pragma unroll 1
-    for (int u = kAhead; u < tiles_; ++u) {
-      Values values;
-      load_values(pass, u, values);
-      add_cached(u, values, cached);
-    }
+    for (int u = kStaged; u < tiles_; ++u) add_cached(pass, u, cached);
     const float decay = *decay_;
     const float query_factor = prefix_ * query_scale_, key_factor = prefix_ * key_scale_;
 #pragma unroll
@@ -300,18 +318,18 @@ class PagedTokens {
     for (int i = 0; i < 4; ++i)
       widen<State>(reinterpret_cast<const uint32_t*>(&word)[i], s + i * (kElems / 4));
   }
-  __device__ void add_cached(int u, const Values& values, PagedProducts (&sums)[2]) const {
+  __device__ void add_cached(int pass, int u, PagedProducts (&sums)[2]) const {
     const PagedVectors<true> mixing(mixing_[u * 32]);
+    typename Fold::Pair v;
+    load_values(pass, u, v);
 #pragma unroll
-    for (int g = 0; g < 2; ++g)
-      sums[g].add(mixing,
-                  PagedRows<kIsWide<Act>>(to_float(values.v[0][g]), to_float(values.v[1][g])));
+    for (int g = 0; g < 2; ++g) sums[g].add(mixing, PagedRows<kIsWide<Act>>(v[0][g], v[1][g]));
   }
 
   // Token after token; v: the value of this lane's.
-  __device__ void finish(int pass, const Pass& now, float (&o)[kRows], const float (&known)[kRows],
+  __device__ void finish(int pass, const Finish& x, const float (&known)[kRows], float (&o)[kRows],
                          float (&v)[kRows]) const {
-    now.fresh.read(v);
+    load_elements<Act, kRows>(stream_.fresh(pass, token_, quarter_), v);
     if constexpr (kDelta) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) v[r] = strength_ * (v[r] - known[r]);
@@ -319,71 +337,39 @@ class PagedTokens {
 #pragma unroll
     for (int i = 0; i < kPagedTokens; ++i) {
       if (i >= b_.row.window) break;
-      const float correction = kDelta ? strength_ * own_key_[i] : 0.0f;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const float x = __shfl_sync(kAllLanes, v[r], 4 * i + quarter_);
-        o[r] = fmaf(own_query_[i], x, o[r]);
-        if constexpr (kDelta) v[r] = fmaf(-correction, x, v[r]);
+        const float other = __shfl_sync(kAllLanes, v[r], 4 * i + quarter_);
+        o[r] = fmaf(own_query_[i], other, o[r]);
+        if constexpr (kDelta) v[r] = fmaf(-own_key_[i], other, v[r]);
       }
     }
-    const int row = pass * kPagedTile + finished_row();
-    if (!live() || row >= rows_) return;
-    if constexpr (!kDelta) finish_outputs(now, v, o);
-    const int64_t token = b_.row.token + token_;
-    set_four(p_.out, index(p_.out, token, b_.head) + b_.first_row + row, o);
-    if (keeps())
-      store_elements<Act, kRows>(
-          at<Act>(p_.cache_v, b_.row.slot, b_.head, place(b_.row.history + token_)) + b_.first_row +
-              row,
-          v);
+    if (!finishes(pass)) return;
+    if constexpr (!kDelta) finish_outputs(x, v, o);
+    set_four(p_.out, out_ + pass * kPagedTile, o);
+    if (keeps()) store_elements<Act, kRows>(kept_ + pass * kPagedTile, v);
   }
-  __device__ void finish_outputs(const Pass& now, const float (&v)[kRows],
+  __device__ void finish_outputs(const Finish& x, const float (&v)[kRows],
                                  float (&o)[kRows]) const {
     float z[kRows];
-    now.z.read(p_.z, z);
+    x.z.read(p_.z, z);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (p_.skip.data) o[r] = fmaf(v[r], now.skip[r].read(p_.skip), o[r]);
+      if (p_.skip.data) o[r] = fmaf(v[r], x.skip[r].read(p_.skip), o[r]);
       if (p_.z.data) o[r] *= z[r] / (1.0f + __expf(-z[r]));
     }
   }
 
   // v: the new tokens' values.
-  __device__ void fold(int pass, const Pass& now, const float (&v)[kRows]) const {
+  __device__ void run(Fold& fold, int pass, const float (&v)[kRows]) const {
     const float factor = single() ? __shfl_sync(kAllLanes, prefix_, 0) : 1.0f;
-    const float decay = factor * *decay_;
     float own[2];
     bring_own(v, own);
+    const auto values = [&](int u, typename Fold::Pair& x) { load_values(pass, u, x); };
+    fold.weigh(factor, values);
     __syncwarp();
-#pragma unroll 1
-    for (int w = 0; w < kWords; ++w) {
-      PagedProducts sums[kElems / 2];
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u)
-        if (u < tiles_) add_writes(u, w, now.values[u], sums);
-#pragma unroll 1
-      for (int u = kAhead; u < tiles_; ++u) {
-        Values values;
-        load_values(pass, u, values);
-        add_writes(u, w, values, sums);
-      }
-      float k[kElems] = {};
-      if (single())
-        load_elements<Act, kElems>(
-            at<Act>(p_.k, b_.row.token, b_.key_head) + Map::element(w, quarter_), k);
-#pragma unroll
-      for (int g = 0; g < 2; ++g) {
-        float s[kElems];
-        read_word(pass, g, w, s);
-#pragma unroll
-        for (int e = 0; e < kElems; ++e) {
-          const float sum = fmaf(factor, sums[e / 2].sum(2 * g + e % 2), own[g] * k[e]);
-          s[e] = fmaf(decay, s[e], sum);
-        }
-        store_elements<State, kElems>(&stream_.word(pass, g, w), s);
-      }
-    }
+    fold.run(0, *decay_, factor, own, single() ? at<Act>(p_.k, b_.row.token, b_.key_head) : nullptr,
+             values, [&](int g, int w) -> uint4& { return stream_.word(pass, g, w); });
     stream_.store(pass);
   }
   // What a single token writes, in the rows that this lane brings; else zeros.
@@ -393,72 +379,50 @@ class PagedTokens {
     for (int g = 0; g < 2; ++g) {
       const float even = __shfl_sync(kAllLanes, v[2 * g], token_ / 2);
       const float odd = __shfl_sync(kAllLanes, v[2 * g + 1], token_ / 2);
-      own[g] = weight * (token_ % 2 == 0 ? even : odd);
+      own[g] = single() ? weight * (token_ % 2 == 0 ? even : odd) : 0.0f;
     }
   }
-  // Adds a tile's weighted values times its keys, in all columns of word w: the values of 16 rows
-  // are an instruction's vectors, columns its rows.
-  __device__ void add_writes(int u, int w, const Values& values,
-                             PagedProducts (&sums)[kElems / 2]) const {
-    float4 write;
-    float k[2][kElems];
-    float v[2][2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int j = cached_row(u, e);
-      const bool valid = j < b_.row.history;
-      const float weight = valid ? weights_[j] : 0.0f;
-#pragma unroll
-      for (int g = 0; g < 2; ++g) v[e][g] = weight * to_float(values.v[e][g]);
-      load_elements<Act, kElems>(cached_key(valid ? j : 0) + Map::element(w, token_ / 2), k[e]);
-    }
-    write = {v[0][0], v[0][1], v[1][0], v[1][1]};
-    const PagedVectors<true> writes(write);
-#pragma unroll
-    for (int pair = 0; pair < kElems / 2; ++pair) {
-      const int odd = token_ % 2;
-      sums[pair].add(writes, PagedRows<kIsWide<Act>>(odd ? k[0][2 * pair + 1] : k[0][2 * pair],
-                                                     odd ? k[1][2 * pair + 1] : k[1][2 * pair]));
-    }
-  }
-
   const PagedStep& p_;
   const PagedItem& b_;
-  const Stream& stream_;
-  const int rows_, tiles_;  // of this warp's item; of eight cached rows
+  Stream& stream_;
+  const int tiles_;  // of eight cached rows
   const int token_, quarter_;
   float4* const mixing_;  // this lane's
   float* const weights_;
   float* const decay_;
-  Vector queries_{}, keys_{};  // of this lane's token
+  Fresh fresh_;
   float query_scale_ = 1, key_scale_ = 1, prefix_ = 1, strength_ = 0;
   float within_[2];  // decay and weight of a pair of new tokens in this lane's
   float own_query_[kPagedTokens], own_key_[kPagedTokens];  // the same, times products
+  int64_t out_;
+  Act* kept_;
 };
 
 template <replayssm_family kFamily, class Act, class State, int kState>
-__global__ void __launch_bounds__(32 * kPagedWarps, 3)
+__global__ void __launch_bounds__(32 * kPagedTokenWarps, 4)
     paged_tokens_kernel(const __grid_constant__ PagedStep p,
                         const __grid_constant__ PagedLaunch launch) {
+  using Tokens = PagedTokens<kFamily, Act, State, kState>;
   extern __shared__ __align__(256) char memory[];
   release_successor();
   wait_for_predecessor();
   const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
   if (item >= launch.items(p)) return;
-  const int64_t slot = paged_slot(p, blockIdx.y);
+  const PagedPlace place(p, launch, item);
+  PagedRowLoad load(p);
+  const int slot = load.slot();
   float* const shared = reinterpret_cast<float*>(memory) + warp * launch.layout.total;
-  const int head = item / launch.slices, first_row = (item - head * launch.slices) * launch.rows;
-  const int rows = min(launch.rows, static_cast<int>(p.head_dim) - first_row);
-  const PagedStream<State, kState> stream(
-      at<State>(p.state, max(slot, int64_t{0}), head, first_row), p.state.stride[2], rows,
-      shared + launch.layout.stream);
-  if (slot >= 0) stream.start();
-  const PagedItem b = paged_item(p, launch, item, slot);
+  typename Tokens::Stream stream(p, place, max(slot, 0), shared + launch.layout.stream);
+  load.load_by_slot(slot);
+  if (slot >= 0) stream.start_states();
+  const typename Tokens::Fresh fresh(p, place.key_head, load.token(),
+                                     min(load.window(), launch.layout.window));
+  const PagedItem b(place, launch, load.read(slot));
   if (b.row.slot < 0 || (b.row.window <= 0 && !b.row.flushes)) {
     copy_async_wait_all();
-    return pad_outputs(p, launch, b);
+    return pad_outputs(p, b);
   }
-  PagedTokens<kFamily, Act, State, kState>(p, launch, b, stream, rows, shared).run();
+  Tokens(p, launch, b, fresh, stream, shared).run();
 }
 
 }  // namespace replayssm::cuda

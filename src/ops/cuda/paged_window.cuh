@@ -33,7 +33,7 @@ class PagedWindow {
       : p_(p),
         layout_(launch.layout),
         b_(b),
-        lane_(p, launch, b, shared + launch.layout.stream),
+        lane_(p, b, b.row.slot, shared + launch.layout.stream),
         shared_(shared) {}
 
   __device__ void run() {
@@ -54,6 +54,7 @@ class PagedWindow {
       if (pass + 1 < passes) load_cached(pass + 1, next);
       float s[kRows][kPerLane];
       lane_.take(pass, s);
+      lane_.release(pass);
       float decay = *this->decay();
       if (b_.row.flushes) {
         if (b_.row.history > 0) {
@@ -362,8 +363,8 @@ __global__ void __launch_bounds__(32 * kPagedWarps, 3)
   wait_for_predecessor();
   const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
   if (item >= launch.items(p)) return;
-  const PagedItem b = paged_item(p, launch, item, paged_slot(p, blockIdx.y));
-  if (b.row.slot < 0) return pad_outputs(p, launch, b);
+  const PagedItem b({p, launch, item}, launch, paged_row(p, blockIdx.y));
+  if (b.row.slot < 0) return pad_outputs(p, b);
   if (b.row.window <= 0 && !b.row.flushes) return;
   PagedWindow<kFamily, Act, State, kState>(
       p, launch, b, reinterpret_cast<float*>(memory) + warp * launch.layout.total)
