@@ -159,15 +159,16 @@ class PagedRowLoad {
   int slot_, token_, end_, write_pos_ = 0, origin_ = 0, is_flush_ = 0;
 };
 
-// Where a warp stands: a piece of a head's rows, of one sequence.
+// Where a warp stands: a piece of a head's rows, of one sequence; or several heads.
 struct PagedPlace {
   int head, first_row, rows, key_head;
   bool owns_gates, owns_keys;  // caches the window's gates, its keys
 
-  __device__ PagedPlace(const PagedStep& p, const PagedLaunch& launch, int item)
-      : head(static_cast<int>(launch.by_slices.divide(item))),
-        key_head(static_cast<int>(launch.by_group.divide(head))) {
-    const int slice = item - head * launch.slices;
+  __device__ PagedPlace(const PagedStep& p, const PagedLaunch& launch, int item) {
+    const int piece = static_cast<int>(launch.by_slices.divide(item));
+    const int slice = item - piece * launch.slices;
+    head = piece * launch.heads;
+    key_head = static_cast<int>(launch.by_group.divide(head));
     first_row = slice * launch.rows;
     rows = min(launch.rows, static_cast<int>(p.head_dim) - first_row);
     owns_gates = slice == 0;
@@ -340,11 +341,12 @@ struct PagedFinish {
 };
 
 // Padded rows of the batch: zeros for Gated Delta, nothing for Mamba-2.
-__device__ inline void pad_outputs(const PagedStep& p, const PagedItem& b) {
+__device__ inline void pad_outputs(const PagedStep& p, const PagedItem& b, int heads = 1) {
   if (p.family == REPLAYSSM_MAMBA2) return;
-  for (int i = 0; i < b.row.window; ++i)
-    for (int n = threadIdx.x % 32; n < b.rows; n += 32)
-      set_value(p.out, index(p.out, b.row.token + i, b.head) + b.first_row + n, 0.0f);
+  for (int head = b.head; head < b.head + heads; ++head)
+    for (int i = 0; i < b.row.window; ++i)
+      for (int n = threadIdx.x % 32; n < b.rows; n += 32)
+        set_value(p.out, index(p.out, b.row.token + i, head) + b.first_row + n, 0.0f);
 }
 
 }  // namespace replayssm::cuda

@@ -10,11 +10,6 @@
 
 namespace replayssm::cuda {
 
-// Blocks of as many warps as fit beside those of others.
-inline void fit_warps(PagedLaunch& launch, const Device& device) {
-  while (launch.warps > 1 && launch.bytes() > device.shared_bytes_per_block) launch.warps /= 2;
-}
-
 template <replayssm_family kFamily, class Act, class State, int kState>
 bool launch_paged_state(const PagedStep& step, const Device& device, cudaStream_t stream) {
   if (step.state_dim != kState) return false;
@@ -22,10 +17,7 @@ bool launch_paged_state(const PagedStep& step, const Device& device, cudaStream_
   const bool few = single ? kState != 128 : step.max_window <= kPagedTokens;
   PagedLaunch launch = few ? choose_paged_tiles(step, sizeof(State), sizeof(Act), device)
                            : choose_paged_launch(step, sizeof(State), device);
-  fit_warps(launch, device);
-  launch.by_slices = FastDivide(static_cast<uint32_t>(launch.slices));
-  launch.by_group = FastDivide(static_cast<uint32_t>(launch.group));
-  if (launch.rows == 0 || launch.bytes() > device.shared_bytes_per_block) return false;
+  if (launch.bytes() > device.shared_bytes_per_block) return false;
   auto* kernel = few ? paged_tokens_kernel<kFamily, Act, State, kState>
                      : paged_window_kernel<kFamily, Act, State, kState>;
   if constexpr (kState == 128)

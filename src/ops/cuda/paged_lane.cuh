@@ -34,12 +34,9 @@ class PagedLane {
   __device__ void start() {
     for (int pass = 0; pass < kDepth; ++pass) fetch(pass);
   }
-  // Pass `pass`, in order.
+  // Pass `pass`, in order; starts a later one.
   __device__ void take(int pass, float (&s)[kRows][kPerLane]) {
     copy_async_wait_but<kDepth - 1>();
-    read(pass, s);
-  }
-  __device__ void read(int pass, float (&s)[kRows][kPerLane]) const {
     const uint4* from = stream_ + pass % kDepth * kWords * 32;
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -51,13 +48,7 @@ class PagedLane {
           widen<State>(reinterpret_cast<const uint32_t*>(&word)[n],
                        s[r] + c * Map::kElems + n * (4 / int(sizeof(State))));
       }
-  }
-  // Gives the pass's room to a later one.
-  __device__ void release(int pass) { fetch(pass + kDepth); }
-  // Word `word` of a row of the pass in shared memory.
-  __device__ uint4& word(int pass, int row, int word) const {
-    return stream_[pass % kDepth * kWords * 32 + (row % kRows * kRowWords + word / kRowLanes) * 32 +
-                   row / kRows * kRowLanes + word % kRowLanes - threadIdx.x % 32];
+    fetch(pass + kDepth);
   }
   __device__ void store(int pass, const float (&s)[kRows][kPerLane]) const {
     if (!live(pass)) return;

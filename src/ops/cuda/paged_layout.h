@@ -49,7 +49,7 @@ struct PagedLayout {
   int prefix = 0, beta = 0;           // [padded_window]
   int within = 0;                     // [window, padded_window] of rows within the window
   int corrected = 0;                  // [window, rows of a pass] Gated Delta's d
-  int mixing = 0;                     // factors of cached values, a lane's four of eight rows
+  int products = 0;                   // of cached keys, a lane's four of eight rows
   int total = 0;
 };
 
@@ -91,64 +91,75 @@ constexpr PagedLayout paged_tile_layout(const PagedStep& p, int state_bytes, int
   PagedLayout l;
   const int ring = static_cast<int>(p.ring), state_dim = static_cast<int>(p.state_dim);
   l.window = p.rule == REPLAYSSM_PAGED_SINGLE ? 1 : static_cast<int>(p.max_window);
-  l.mixing = paged_tile_depth(state_dim, state_bytes) *
-             paged_pass_bytes(state_dim, state_bytes, act_bytes) / 4;
-  l.weights = l.mixing + (ring + 7) / 8 * (4 * 32);
+  l.products = paged_tile_depth(state_dim, state_bytes) *
+               paged_pass_bytes(state_dim, state_bytes, act_bytes) / 4;
+  l.weights = l.products + (ring + 7) / 8 * (4 * 32);
   l.decay = l.weights + ring;
   l.total = (l.decay + 4) / 4 * 4;
   return l;
 }
 
 struct PagedLaunch {
-  int slices = 1;  // pieces that a head's rows are cut into, one for a warp
-  int rows = 0;    // of a piece
+  int slices = 1;  // pieces that a head's rows are cut into
+  int rows = 0;    // of a piece, the last may have fewer
+  int heads = 1;   // of a key head, whose pieces are one warp's; several where there is one slice
   int group = 1;   // heads of a key head
   int warps = kPagedWarps;
   FastDivide by_slices, by_group;
   PagedLayout layout;
 
-  constexpr int64_t items(const PagedStep& p) const { return p.heads * slices; }
+  constexpr int64_t items(const PagedStep& p) const { return p.heads / heads * slices; }
   constexpr int bytes() const { return layout.total * warps * 4; }
 };
 
-// The largest pieces that still occupy half of the device, else the smallest ones.
+// Warps that a launch should have, for a multiprocessor: those that flush take longer.
+inline constexpr int kPagedItems = 14, kPagedSingleItems = 28;
+
+// Pieces of as many passes as leave so many warps.
+constexpr PagedLaunch cut_heads(const PagedStep& p, int pass_rows, int most_rows, int64_t enough) {
+  PagedLaunch best;
+  const int passes = (static_cast<int>(p.head_dim) + pass_rows - 1) / pass_rows;
+  int each = std::min(passes, most_rows / pass_rows);
+  const auto slices = [&] { return (passes + each - 1) / each; };
+  while (each > 1 && p.heads * p.sequences * slices() < enough) each = (each + 1) / 2;
+  best.slices = slices();
+  best.rows = each * pass_rows;
+  best.group = static_cast<int>(p.heads / p.key_heads);
+  best.by_slices = FastDivide(static_cast<uint32_t>(best.slices));
+  best.by_group = FastDivide(static_cast<uint32_t>(best.group));
+  return best;
+}
+// Blocks of fewer warps where there are few.
+constexpr void spread(PagedLaunch& launch, const PagedStep& p, const Device& device) {
+  const int64_t items = launch.items(p) * p.sequences;
+  while (launch.warps > 1 && (items < launch.warps * int64_t{device.multiprocessors} ||
+                              launch.bytes() > device.shared_bytes_per_block))
+    launch.warps /= 2;
+}
+
 constexpr PagedLaunch choose_paged_launch(const PagedStep& p, int state_bytes,
                                           const Device& device) {
-  PagedLaunch best;
-  const int dim = static_cast<int>(p.head_dim);
-  const int pass = paged_pass_rows(static_cast<int>(p.state_dim));
-  const int most = p.rule == REPLAYSSM_PAGED_SINGLE ? 96 : 128;
-  const int64_t enough = int64_t{6} * device.multiprocessors;
-  for (int slices = 1; slices <= 64; slices *= 2) {
-    if (dim % slices != 0 || dim / slices % 8 != 0) break;
-    if (slices > 1 && dim / slices % pass != 0) break;
-    best.slices = slices;
-    best.rows = dim / slices;
-    if (best.rows <= most && p.heads * slices * p.sequences >= enough) break;
-  }
-  const int64_t items = p.heads * best.slices * p.sequences;
-  while (best.warps > 1 && items < best.warps * int64_t{device.multiprocessors}) best.warps /= 2;
-  best.group = static_cast<int>(p.heads / p.key_heads);
+  const bool single = p.rule == REPLAYSSM_PAGED_SINGLE;
+  const int items = single ? kPagedSingleItems : kPagedItems;
+  PagedLaunch best = cut_heads(p, paged_pass_rows(static_cast<int>(p.state_dim)), single ? 96 : 128,
+                               int64_t{items} * device.multiprocessors);
   best.layout = paged_layout(p, state_bytes);
+  spread(best, p, device);
   return best;
 }
 
-// As many passes for a warp as leave enough warps.
+// The same on the tensor cores. Heads of a key head share its products.
 constexpr PagedLaunch choose_paged_tiles(const PagedStep& p, int state_bytes, int act_bytes,
                                          const Device& device) {
-  PagedLaunch best;
-  const int dim = static_cast<int>(p.head_dim), passes = (dim + kPagedTile - 1) / kPagedTile;
-  const int64_t heads = p.heads * p.sequences, enough = int64_t{7} * device.multiprocessors;
-  int each = passes;
-  const auto slices = [&] { return (passes + each - 1) / each; };
-  while (each > 1 && heads * slices() < enough) each = (each + 1) / 2;
-  best.slices = slices();
-  best.rows = each * kPagedTile;
+  const int64_t enough = int64_t{kPagedItems} * device.multiprocessors;
+  PagedLaunch best = cut_heads(p, kPagedTile, static_cast<int>(p.head_dim) + kPagedTile, enough);
+  const bool adjoin = p.state.stride[1] == p.head_dim * p.state_dim && p.head_dim % kPagedTile == 0;
+  while (best.slices == 1 && adjoin && best.heads < 4 && best.group % (2 * best.heads) == 0 &&
+         p.heads * p.sequences >= 2 * best.heads * enough)
+    best.heads *= 2;
   best.warps = kPagedTokenWarps;
-  const int64_t items = heads * best.slices;
-  while (best.warps > 1 && items < best.warps * int64_t{device.multiprocessors}) best.warps /= 2;
-  best.group = static_cast<int>(p.heads / p.key_heads);
   best.layout = paged_tile_layout(p, state_bytes, act_bytes);
+  spread(best, p, device);
   return best;
 }
 

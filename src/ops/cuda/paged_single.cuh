@@ -9,11 +9,9 @@
 //   row d = beta (v - a S k - sum_j w_j (k_j . k) d_j), o = a S q + sum_j w_j (k_j . q) d_j + (k .
 //   q) d                       Gated Delta
 //
-// A row that flushes is read like others; then its cached rows and its own are folded into S where
-// it lies in shared memory, and S is stored.
+// A row that flushes runs the same sums over S in registers and stores it.
 #pragma once
 
-#include "ops/cuda/paged_fold.cuh"
 #include "ops/cuda/paged_lane.cuh"
 
 namespace replayssm::cuda {
@@ -61,11 +59,10 @@ class PagedSingle {
       if (pass + 1 < passes) load(pass + 1, next);
       float s[kRows][kPerLane];
       lane_.take(pass, s);
-      if (!b_.row.flushes) lane_.release(pass);
-      const float v = read(pass, now, q, k, with_q, with_k, s);
       if (b_.row.flushes) {
-        fold(pass, v);
-        lane_.release(pass);
+        flush(pass, now, q, k, s);
+      } else {
+        read(pass, now, q, k, with_q, with_k, s);
       }
     }
   }
@@ -168,9 +165,9 @@ class PagedSingle {
       *at<float>(p_.cache_g, b_.row.slot, b_.head, b_.row.history) = own.cached;
   }
 
-  // This lane's share of query and key, as the state's rows lie.
+  // This lane's share of query and key, as the state's rows lie; a flush decays the state itself.
   __device__ void load_vectors(float (&q)[kPerLane], float (&k)[kPerLane]) const {
-    const float decay = *decay_;
+    const float decay = b_.row.flushes ? 1.0f : *decay_;
     load_as<Map>(query(), lane_.lane, q);
     load_as<Map>(key(), lane_.lane, k);
 #pragma unroll
@@ -182,15 +179,14 @@ class PagedSingle {
   // What row j's values are multiplied with.
   __device__ void factors(int j, float& with_q, float& with_k) const {
     with_q = with_k = 0;
-    if (j >= rows()) return;
+    if (j >= rows() || b_.row.flushes) return;
     with_q = weights_[j] * key_query_[j] * query_scale_;
     if constexpr (kDelta) with_k = weights_[j] * key_key_[j] * key_scale_;
   }
 
-  // Returns the new token's value in the row that this lane finishes.
-  __device__ float read(int pass, const Pass& now, const float (&q)[kPerLane],
-                        const float (&k)[kPerLane], const float (&with_q)[kAhead],
-                        const float (&with_k)[kAhead], const float (&s)[kRows][kPerLane]) const {
+  __device__ void read(int pass, const Pass& now, const float (&q)[kPerLane],
+                       const float (&k)[kPerLane], const float (&with_q)[kAhead],
+                       const float (&with_k)[kAhead], const float (&s)[kRows][kPerLane]) const {
     float out[kRows], known[kRows];
     const float decay = *decay_;
 #pragma unroll
@@ -211,10 +207,9 @@ class PagedSingle {
     }
     const float o = sum_rows(out, lane_.lane);
     if constexpr (kDelta) {
-      return finish_delta(pass, now, o, sum_rows(known, lane_.lane));
+      finish_delta(pass, now, o, sum_rows(known, lane_.lane));
     } else {
       finish_row(pass, now, o);
-      return to_float(now.own);
     }
   }
   __device__ static void mix(const typename Lane::Values& raw, float with_q, float with_k,
@@ -228,43 +223,29 @@ class PagedSingle {
     }
   }
 
-  // v: the new token's value in the row that this lane finishes.
-  __device__ void fold(int pass, float v) const {
-    constexpr int kParts = 4;
-    using Fold = PagedFold<Act, State, kState, kParts>;
-    const int n = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4, first = pass * kPagedTile;
-    // Of the rows that this lane folds, the first; two behind it is the other.
-    const int row = n / 2 * 4 + n % 2;
-    float own[2];
+  __device__ void flush(int pass, const Pass& now, const float (&q)[kPerLane],
+                        const float (&k)[kPerLane], float (&s)[kRows][kPerLane]) const {
+    lane_.fold(p_, b_, weights_, *decay_, pass, s);
+    float out[kRows], known[kRows], v[kRows];
+    if constexpr (kDelta) {
 #pragma unroll
-    for (int g = 0; g < 2; ++g)
-      own[g] = weights_[b_.row.history] * key_scale_ *
-               __shfl_sync(kAllLanes, v, (row + 2 * g) * (32 / kPagedTile));
-    const auto values = [&](int u, typename Fold::Pair& x) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int j = 8 * u + 2 * quarter + e;
-        float four[4] = {};
-        if (j < b_.row.history && first + row < b_.rows)
-          load_elements<Act, 4>(
-              at<Act>(p_.cache_v, b_.row.slot, b_.head, j) + b_.first_row + first + n / 2 * 4,
-              four);
-#pragma unroll
-        for (int g = 0; g < 2; ++g) x[e][g] = n % 2 == 0 ? four[2 * g] : four[2 * g + 1];
+      for (int r = 0; r < kRows; ++r) {
+        out[r] = dot(s[r], q);
+        known[r] = dot(s[r], k);
       }
-    };
-    Fold fold(p_, b_, false, weights_);
-    fold.load_keys();
-    fold.weigh(1.0f, values);
-    __syncwarp();
-#pragma unroll 1
-    for (int part = 0; part < kParts; ++part)
-      fold.run(part, *decay_, 1.0f, own, key(), values, [&](int g, int w) -> uint4& {
-        return lane_.word(pass, row + 2 * g, 4 * w + quarter);
-      });
-    __syncwarp();
-    float s[kRows][kPerLane];
-    lane_.read(pass, s);
+      const float o = sum_rows(out, lane_.lane);
+      const float d = finish_delta(pass, now, o, sum_rows(known, lane_.lane));
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        v[r] = __shfl_sync(kAllLanes, d, r * (kRowLanes / kRows), kRowLanes);
+      Lane::add_row(1.0f, v, k, s);
+    } else {
+      load_elements<Act, kRows>(lane_.fresh_values(p_, b_, 0, pass), v);
+      Lane::add_row(weights_[b_.row.history], v, k, s);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) out[r] = dot(s[r], q);
+      finish_row(pass, now, sum_rows(out, lane_.lane));
+    }
     lane_.store(pass, s);
   }
 

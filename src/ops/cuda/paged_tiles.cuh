@@ -117,10 +117,13 @@ class PagedStream {
   static constexpr int kDepth = paged_tile_depth(kState, sizeof(State));
   static_assert(kPassWords * 16 == paged_pass_bytes(kState, sizeof(State), sizeof(Act)));
 
-  __device__ PagedStream(const PagedStep& p, const PagedPlace& b, int64_t slot, float* buffer)
+  // Passes go on from head to head; several have whole passes each.
+  __device__ PagedStream(const PagedStep& p, const PagedPlace& b, int heads, int64_t slot,
+                         float* buffer)
       : lane_(threadIdx.x % 32),
         state_(at<State>(p.state, slot, b.head, b.first_row) + lane_ * Map::kElems),
-        rows_(b.rows),
+        head_rows_(b.rows),
+        rows_(b.rows * heads),
         buffer_(reinterpret_cast<uint4*>(buffer)) {}
 
   // Starts the first passes' copies of the state; of values, once it is known where they are.
@@ -136,6 +139,7 @@ class PagedStream {
     for (int i = 0; i < kCopies; ++i) {
       const int row = copied(i) / kChunks, token = row - kPagedStaged;
       values_[i] = nullptr;
+      strides_[i] = token < 0 ? p.cache_v.stride[1] : p.v.stride[1];
       if (token < 0) {
         if (row < b.row.history)
           values_[i] = at<Act>(p.cache_v, b.row.slot, b.head, b.row.place(row, p.ring, wraps));
@@ -158,7 +162,7 @@ class PagedStream {
     __syncwarp();
   }
   // Gives the pass's room to a later one.
-  __device__ void release(int pass) const {
+  __device__ void release(int pass) {
     __syncwarp();
     fetch_states(pass + kDepth);
     fetch_values(pass + kDepth);
@@ -194,7 +198,7 @@ class PagedStream {
   __device__ void fetch_states(int pass) const {
     for_states(pass, [](uint4* shared, State* global) { copy_async_16(shared, global); });
   }
-  __device__ void fetch_values(int pass) const {
+  __device__ void fetch_values(int pass) {
     const int left = rows_ - pass * kPagedTile;
     if (left <= 0) return;
 #pragma unroll
@@ -203,8 +207,13 @@ class PagedStream {
       if (n >= kValueRows * kChunks || chunk * kChunk >= left) continue;
       const bool valid = values_[i] != nullptr;
       copy_async_16_or_zero(room(pass) + kStateWords + row * (kChunks + 1) + chunk,
-                            valid ? values_[i] + pass * kPagedTile : any(), valid);
+                            valid ? values_[i] + fetched_ * kPagedTile : any(), valid);
     }
+    if (++fetched_ * kPagedTile < head_rows_) return;
+    fetched_ = 0;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i)
+      if (values_[i] != nullptr) values_[i] += strides_[i];
   }
   __device__ const void* any() const { return state_; }
   // Calls fn with both places of the words of states that this lane copies.
@@ -226,10 +235,12 @@ class PagedStream {
   }
 
   const int lane_;
-  State* const state_;  // this lane's first word
-  const int rows_;
+  State* const state_;          // this lane's first word
+  const int head_rows_, rows_;  // of a head, in all
   uint4* const buffer_;
-  const Act* values_[kCopies];  // what this lane copies of the first pass's values
+  const Act* values_[kCopies];  // what this lane copies of the first pass's values, of a head
+  int64_t strides_[kCopies];    // from head to head
+  int fetched_ = 0;             // passes of that head
 };
 
 }  // namespace replayssm::cuda

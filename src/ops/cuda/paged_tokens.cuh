@@ -37,7 +37,8 @@ class PagedTokens {
   using Map = QuadMap<State, kState>;
   using Vector = QuadVector<Act, Map>;
   using Fresh = PagedFresh<Act, Map>;
-  using Fold = PagedFold<Act, State, kState, 1>;
+  static constexpr int kFoldParts = 2;
+  using Fold = PagedFold<Act, State, kState, kFoldParts>;
   static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   static constexpr int kElems = Map::kElems, kWords = Map::kWords;
   static constexpr int kRows = 4;  // consecutive ones of a pass, whose results a lane has
@@ -49,10 +50,11 @@ class PagedTokens {
       : p_(p),
         b_(b),
         stream_(stream),
+        heads_(launch.heads),
         tiles_((b.row.history + 7) / 8),
         token_(threadIdx.x % 32 / 4),
         quarter_(threadIdx.x % 4),
-        mixing_(reinterpret_cast<float4*>(shared + launch.layout.mixing) + threadIdx.x % 32),
+        products_(reinterpret_cast<float4*>(shared + launch.layout.products) + threadIdx.x % 32),
         weights_(shared + launch.layout.weights),
         decay_(shared + launch.layout.decay),
         fresh_(fresh) {}
@@ -64,29 +66,26 @@ class PagedTokens {
     Vector cached;
     load_keys(0, cached);
     scale_vectors();
-    form_gates(inputs);
-    __syncwarp();
-    form_own();
-    form_mixing(cached);
-    find_results();
+    const float4 own = multiply_keys(fresh_.key);
+    multiply_cached(cached);
     const int passes = (b_.rows + kPagedTile - 1) / kPagedTile;
+    int first = 0;
 #pragma unroll 1
-    for (int pass = 0; pass < passes; ++pass) {
-      Finish x;
-      if constexpr (!kDelta) load(pass, x);
-      Fold fold(p_, b_, !single(), weights_);
-      if (folds()) fold.load_keys();
-      stream_.take(pass);
-      float o[kRows], known[kRows], v[kRows];
-      read(pass, o, known);
-      finish(pass, x, known, o, v);
-      if (folds()) run(fold, pass, v);
-      stream_.release(pass);
+    for (head_ = b_.head; head_ < b_.head + heads_; ++head_, first += passes) {
+      form_gates(inputs);
+      if (head_ + 1 < b_.head + heads_) inputs.load(p_, b_, head_ + 1, threadIdx.x % 32);
+      __syncwarp();
+      form_own(own);
+      find_results();
+#pragma unroll 1
+      for (int pass = 0; pass < passes; ++pass) run(first + pass, pass * kPagedTile);
+      __syncwarp();
     }
   }
 
  private:
-  __device__ bool single() const { return p_.rule == REPLAYSSM_PAGED_SINGLE; }
+  // Single tokens have a kernel of their own where rows have 128 elements.
+  __device__ bool single() const { return kState != 128 && p_.rule == REPLAYSSM_PAGED_SINGLE; }
   // Whether the new tokens go to the caches.
   __device__ bool keeps() const { return !single() || !b_.row.flushes; }
   __device__ bool folds() const { return b_.row.flushes && (single() || b_.row.history > 0); }
@@ -99,6 +98,20 @@ class PagedTokens {
   __device__ int cached_row(int u, int e) const { return 8 * u + 2 * quarter_ + e; }
   __device__ float cached_weight(int u, int e) const {
     return cached_row(u, e) < b_.row.history ? weights_[cached_row(u, e)] : 0.0f;
+  }
+
+  // pass: of the stream; row: its first in the head's piece.
+  __device__ void run(int pass, int row) {
+    Finish x;
+    if constexpr (!kDelta) load(row, x);
+    Fold fold(p_, b_, !single(), weights_);
+    if (folds()) fold.load_keys();
+    stream_.take(pass);
+    float o[kRows], known[kRows], v[kRows];
+    read(pass, row, o, known);
+    finish(pass, row, x, known, o, v);
+    if (folds()) run(fold, pass, row, v);
+    stream_.release(pass);
   }
 
   // Windows go on with keys as they are cached.
@@ -139,14 +152,14 @@ class PagedTokens {
   __device__ void form_gates(const PagedGateInputs& inputs) {
     const int lane = threadIdx.x % 32;
     const PagedHeadGates gates(p_, inputs);
-    form_weights(p_, b_, gates, inputs.cached, b_.head, 0.0f, weights_, decay_);
+    form_weights(p_, b_, gates, inputs.cached, head_, 0.0f, weights_, decay_);
     PagedGate own{0, 0, 0};
     float strength = 0;
     if (lane < b_.row.window) {
       own = gates.fresh(inputs.dt.read(p_.dt), !single());
       if constexpr (kDelta) strength = inputs.strength(p_);
       if (b_.owns_gates && keeps())
-        *at<float>(p_.cache_g, b_.row.slot, b_.head, place(b_.row.history + lane)) = own.cached;
+        *at<float>(p_.cache_g, b_.row.slot, head_, place(b_.row.history + lane)) = own.cached;
     }
     float all = 0, since[2] = {0, 0};
 #pragma unroll
@@ -183,8 +196,9 @@ class PagedTokens {
       for (int e = 0; e < kElems; ++e) k[e] = 0;
     }
   }
-  // Of all vectors with eight keys.
-  __device__ PagedProducts multiply_keys(const Vector& keys) const {
+  // Of all vectors with eight keys: of each of this lane's pair that of the query, then that of the
+  // new key.
+  __device__ float4 multiply_keys(const Vector& keys) const {
     PagedProducts products;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
@@ -195,17 +209,16 @@ class PagedTokens {
       for (int pair = 0; pair < kElems / 2; ++pair)
         products.add(operand(q, k, pair), PagedRows<kIsWide<Act>>(x[2 * pair], x[2 * pair + 1]));
     }
-    return products;
+    return {products.sum(0), products.sum(2), products.sum(1), products.sum(3)};
   }
 
   // What this lane's token mixes in of the new tokens' values.
-  __device__ void form_own() {
-    const PagedProducts own = multiply_keys(fresh_.key);
-    float with_q[2], with_k[2];
+  __device__ void form_own(const float4& own) {
+    float with_q[2] = {own.x, own.z}, with_k[2] = {own.y, own.w};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      with_q[e] = within_[e] * query_scale_ * key_scale_ * own.sum(e);
-      with_k[e] = 2 * quarter_ + e < token_ ? strength_ * within_[e] * own.sum(2 + e) : 0.0f;
+      with_q[e] *= within_[e] * query_scale_ * key_scale_;
+      with_k[e] = 2 * quarter_ + e < token_ ? with_k[e] * strength_ * within_[e] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kPagedTokens; ++i) {
@@ -215,15 +228,11 @@ class PagedTokens {
       if constexpr (kDelta) own_key_[i] = __shfl_sync(kAllLanes, with_k[i % 2], from);
     }
   }
-  // What cached values are multiplied with, but for factors of this lane's token.
-  __device__ void form_mixing(Vector& cached) const {
+  __device__ void multiply_cached(Vector& cached) const {
 #pragma unroll 1
     for (int u = 0; u < tiles_; ++u) {
-      const PagedProducts x = multiply_keys(cached);
+      products_[u * 32] = multiply_keys(cached);
       load_keys(u + 1, cached);
-      const float weight[2] = {cached_weight(u, 0), cached_weight(u, 1)};
-      mixing_[u * 32] = {weight[0] * x.sum(0), weight[0] * x.sum(2), weight[1] * x.sum(1),
-                         weight[1] * x.sum(3)};
     }
   }
   __device__ void load_keys(int u, Vector& keys) const {
@@ -238,31 +247,29 @@ class PagedTokens {
   // Where this lane's results go.
   __device__ void find_results() {
     const int row = b_.first_row + quarter_ * kRows;
-    out_ = index(p_.out, b_.row.token + token_, b_.head) + row;
-    kept_ = at<Act>(p_.cache_v, b_.row.slot, b_.head, place(b_.row.history + token_)) + row;
+    out_ = index(p_.out, b_.row.token + token_, head_) + row;
+    kept_ = at<Act>(p_.cache_v, b_.row.slot, head_, place(b_.row.history + token_)) + row;
   }
   // What follows Mamba-2's readout.
   struct Finish {
     RawValue skip[kRows];
     RawFour z;
   };
-  __device__ bool finishes(int pass) const {
-    return live() && pass * kPagedTile + quarter_ * kRows < b_.rows;
-  }
-  __device__ void load(int pass, Finish& x) const {
-    if (!finishes(pass)) return;
-    const int row = b_.first_row + pass * kPagedTile + quarter_ * kRows;
+  __device__ bool finishes(int row) const { return live() && row + quarter_ * kRows < b_.rows; }
+  __device__ void load(int first, Finish& x) const {
+    if (!finishes(first)) return;
+    const int row = b_.first_row + first + quarter_ * kRows;
     if (p_.skip.data) {
-      const int64_t from = b_.head * p_.skip.stride[0] + row * p_.skip.stride[1];
+      const int64_t from = head_ * p_.skip.stride[0] + row * p_.skip.stride[1];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) x.skip[r].load(p_.skip, from + r * p_.skip.stride[1]);
     }
-    if (p_.z.data) x.z.load(p_.z, index(p_.z, b_.row.token + token_, b_.head) + row);
+    if (p_.z.data) x.z.load(p_.z, index(p_.z, b_.row.token + token_, head_) + row);
   }
 
   // Values of this lane's pair of a tile's cached rows, in the two rows of the pass that it brings
   // to the products: one of each group of eight.
-  __device__ void load_values(int pass, int u, typename Fold::Pair& v) const {
+  __device__ void load_values(int pass, int row, int u, typename Fold::Pair& v) const {
     const int four = token_ / 2;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -270,10 +277,9 @@ class PagedTokens {
       float x[4] = {};
       if (u < kStaged) {
         load_elements<Act, 4>(stream_.cached(pass, j, four), x);
-      } else if (j < b_.row.history && pass * kPagedTile + 4 * four < b_.rows) {
-        load_elements<Act, 4>(at<Act>(p_.cache_v, b_.row.slot, b_.head, place(j)) + b_.first_row +
-                                  pass * kPagedTile + 4 * four,
-                              x);
+      } else if (j < b_.row.history && row + 4 * four < b_.rows) {
+        load_elements<Act, 4>(
+            at<Act>(p_.cache_v, b_.row.slot, head_, place(j)) + b_.first_row + row + 4 * four, x);
       }
 #pragma unroll
       for (int g = 0; g < 2; ++g) v[e][g] = token_ % 2 == 0 ? x[2 * g] : x[2 * g + 1];
@@ -281,7 +287,7 @@ class PagedTokens {
   }
 
   // What state and cached rows give for this lane's token.
-  __device__ void read(int pass, float (&o)[kRows], float (&known)[kRows]) const {
+  __device__ void read(int pass, int row, float (&o)[kRows], float (&known)[kRows]) const {
     PagedProducts state[2], cached[2];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
@@ -299,9 +305,9 @@ class PagedTokens {
     }
 #pragma unroll
     for (int u = 0; u < kStaged; ++u)
-      if (u < tiles_) add_cached(pass, u, cached);
+      if (u < tiles_) add_cached(pass, row, u, cached);
 #pragma unroll 1
-    for (int u = kStaged; u < tiles_; ++u) add_cached(pass, u, cached);
+    for (int u = kStaged; u < tiles_; ++u) add_cached(pass, row, u, cached);
     const float decay = *decay_;
     const float query_factor = prefix_ * query_scale_, key_factor = prefix_ * key_scale_;
 #pragma unroll
@@ -318,17 +324,20 @@ class PagedTokens {
     for (int i = 0; i < 4; ++i)
       widen<State>(reinterpret_cast<const uint32_t*>(&word)[i], s + i * (kElems / 4));
   }
-  __device__ void add_cached(int pass, int u, PagedProducts (&sums)[2]) const {
-    const PagedVectors<true> mixing(mixing_[u * 32]);
+  __device__ void add_cached(int pass, int row, int u, PagedProducts (&sums)[2]) const {
+    const float4 x = products_[u * 32];
+    const float weight[2] = {cached_weight(u, 0), cached_weight(u, 1)};
+    const PagedVectors<true> mixing(
+        {weight[0] * x.x, weight[0] * x.y, weight[1] * x.z, weight[1] * x.w});
     typename Fold::Pair v;
-    load_values(pass, u, v);
+    load_values(pass, row, u, v);
 #pragma unroll
     for (int g = 0; g < 2; ++g) sums[g].add(mixing, PagedRows<kIsWide<Act>>(v[0][g], v[1][g]));
   }
 
   // Token after token; v: the value of this lane's.
-  __device__ void finish(int pass, const Finish& x, const float (&known)[kRows], float (&o)[kRows],
-                         float (&v)[kRows]) const {
+  __device__ void finish(int pass, int row, const Finish& x, const float (&known)[kRows],
+                         float (&o)[kRows], float (&v)[kRows]) const {
     load_elements<Act, kRows>(stream_.fresh(pass, token_, quarter_), v);
     if constexpr (kDelta) {
 #pragma unroll
@@ -344,10 +353,10 @@ class PagedTokens {
         if constexpr (kDelta) v[r] = fmaf(-own_key_[i], other, v[r]);
       }
     }
-    if (!finishes(pass)) return;
+    if (!finishes(row)) return;
     if constexpr (!kDelta) finish_outputs(x, v, o);
-    set_four(p_.out, out_ + pass * kPagedTile, o);
-    if (keeps()) store_elements<Act, kRows>(kept_ + pass * kPagedTile, v);
+    set_four(p_.out, out_ + row, o);
+    if (keeps()) store_elements<Act, kRows>(kept_ + row, v);
   }
   __device__ void finish_outputs(const Finish& x, const float (&v)[kRows],
                                  float (&o)[kRows]) const {
@@ -361,15 +370,18 @@ class PagedTokens {
   }
 
   // v: the new tokens' values.
-  __device__ void run(Fold& fold, int pass, const float (&v)[kRows]) const {
+  __device__ void run(Fold& fold, int pass, int row, const float (&v)[kRows]) const {
     const float factor = single() ? __shfl_sync(kAllLanes, prefix_, 0) : 1.0f;
     float own[2];
     bring_own(v, own);
-    const auto values = [&](int u, typename Fold::Pair& x) { load_values(pass, u, x); };
+    const auto values = [&](int u, typename Fold::Pair& x) { load_values(pass, row, u, x); };
     fold.weigh(factor, values);
     __syncwarp();
-    fold.run(0, *decay_, factor, own, single() ? at<Act>(p_.k, b_.row.token, b_.key_head) : nullptr,
-             values, [&](int g, int w) -> uint4& { return stream_.word(pass, g, w); });
+    const Act* const key = single() ? at<Act>(p_.k, b_.row.token, b_.key_head) : nullptr;
+#pragma unroll
+    for (int part = 0; part < kFoldParts; ++part)
+      fold.run(part, *decay_, factor, own, key, values,
+               [&](int g, int w) -> uint4& { return stream_.word(pass, g, w); });
     stream_.store(pass);
   }
   // What a single token writes, in the rows that this lane brings; else zeros.
@@ -385,9 +397,10 @@ class PagedTokens {
   const PagedStep& p_;
   const PagedItem& b_;
   Stream& stream_;
-  const int tiles_;  // of eight cached rows
+  const int heads_, tiles_;  // tiles of eight cached rows
   const int token_, quarter_;
-  float4* const mixing_;  // this lane's
+  int head_ = 0;
+  float4* const products_;  // this lane's
   float* const weights_;
   float* const decay_;
   Fresh fresh_;
@@ -412,7 +425,8 @@ __global__ void __launch_bounds__(32 * kPagedTokenWarps, 4)
   PagedRowLoad load(p);
   const int slot = load.slot();
   float* const shared = reinterpret_cast<float*>(memory) + warp * launch.layout.total;
-  typename Tokens::Stream stream(p, place, max(slot, 0), shared + launch.layout.stream);
+  typename Tokens::Stream stream(p, place, launch.heads, max(slot, 0),
+                                 shared + launch.layout.stream);
   load.load_by_slot(slot);
   if (slot >= 0) stream.start_states();
   const typename Tokens::Fresh fresh(p, place.key_head, load.token(),
@@ -420,7 +434,7 @@ __global__ void __launch_bounds__(32 * kPagedTokenWarps, 4)
   const PagedItem b(place, launch, load.read(slot));
   if (b.row.slot < 0 || (b.row.window <= 0 && !b.row.flushes)) {
     copy_async_wait_all();
-    return pad_outputs(p, b);
+    return pad_outputs(p, b, launch.heads);
   }
   Tokens(p, launch, b, fresh, stream, shared).run();
 }

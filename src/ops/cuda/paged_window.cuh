@@ -54,7 +54,6 @@ class PagedWindow {
       if (pass + 1 < passes) load_cached(pass + 1, next);
       float s[kRows][kPerLane];
       lane_.take(pass, s);
-      lane_.release(pass);
       float decay = *this->decay();
       if (b_.row.flushes) {
         if (b_.row.history > 0) {
