@@ -23,10 +23,10 @@ bool launch_paged_state(const PagedStep& step, const Device& device, cudaStream_
   if constexpr (kState == 128)
     if (single && !few) kernel = paged_single_kernel<kFamily, Act, State, kState>;
   reserve_shared("paged_step", kernel, launch.bytes());
-  const int64_t blocks = (launch.items(step) + launch.warps - 1) / launch.warps;
-  launch_dependent("paged_step", kernel,
-                   dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(step.sequences)),
-                   32 * launch.warps, launch.bytes(), stream, step, launch);
+  launch_dependent(
+      "paged_step", kernel,
+      dim3(static_cast<unsigned>(launch.items(step)), static_cast<unsigned>(step.sequences)), 32,
+      launch.bytes(), stream, step, launch);
   return true;
 }
 

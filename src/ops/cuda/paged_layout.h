@@ -12,9 +12,6 @@
 
 namespace replayssm::cuda {
 
-// Warps of a block; they share nothing.
-inline constexpr int kPagedWarps = 4;
-
 // Passes over rows of a state that a warp has under way; a window has more to do in each of them.
 constexpr int paged_depth(bool single) { return single ? 2 : 1; }
 
@@ -25,9 +22,8 @@ inline constexpr int kPagedChunk = 4;
 constexpr int paged_lane_rows(int state_dim) { return 64 / (state_dim / 8); }
 constexpr int paged_pass_rows(int state_dim) { return 4 * paged_lane_rows(state_dim); }
 
-// Where tensor cores do it: warps of a block; rows of a pass; most new tokens; cached rows whose
+// Where tensor cores do it: rows of a pass; most new tokens; cached rows whose
 // values are copied with the state; passes under way; bytes of one.
-inline constexpr int kPagedTokenWarps = 2;
 inline constexpr int kPagedTile = 16, kPagedTokens = 8, kPagedStaged = 16;
 constexpr int paged_tile_depth(int state_dim, int state_bytes) {
   return std::max(2, 16384 / (kPagedTile * state_dim * state_bytes));
@@ -49,7 +45,7 @@ struct PagedLayout {
   int prefix = 0, beta = 0;           // [padded_window]
   int within = 0;                     // [window, padded_window] of rows within the window
   int corrected = 0;                  // [window, rows of a pass] Gated Delta's d
-  int products = 0;                   // of cached keys, a lane's four of eight rows
+  int products = 0;                   // of cached keys
   int total = 0;
 };
 
@@ -87,13 +83,15 @@ constexpr PagedLayout paged_layout(const PagedStep& p, int state_bytes) {
   return l;
 }
 
+// Products of a pair of cached keys that a lane keeps.
+constexpr int paged_products(replayssm_family family) { return family == REPLAYSSM_MAMBA2 ? 2 : 4; }
 constexpr PagedLayout paged_tile_layout(const PagedStep& p, int state_bytes, int act_bytes) {
   PagedLayout l;
   const int ring = static_cast<int>(p.ring), state_dim = static_cast<int>(p.state_dim);
   l.window = p.rule == REPLAYSSM_PAGED_SINGLE ? 1 : static_cast<int>(p.max_window);
   l.products = paged_tile_depth(state_dim, state_bytes) *
                paged_pass_bytes(state_dim, state_bytes, act_bytes) / 4;
-  l.weights = l.products + (ring + 7) / 8 * (4 * 32);
+  l.weights = l.products + (ring + 7) / 8 * paged_products(p.family) * 32;
   l.decay = l.weights + ring;
   l.total = (l.decay + 4) / 4 * 4;
   return l;
@@ -104,62 +102,52 @@ struct PagedLaunch {
   int rows = 0;    // of a piece, the last may have fewer
   int heads = 1;   // of a key head, whose pieces are one warp's; several where there is one slice
   int group = 1;   // heads of a key head
-  int warps = kPagedWarps;
   FastDivide by_slices, by_group;
   PagedLayout layout;
 
   constexpr int64_t items(const PagedStep& p) const { return p.heads / heads * slices; }
-  constexpr int bytes() const { return layout.total * warps * 4; }
+  constexpr int bytes() const { return layout.total * 4; }
 };
 
-// Warps that a launch should have, for a multiprocessor: those that flush take longer.
+// Warps that a launch should have, for a multiprocessor: those of rows that flush take longer.
 inline constexpr int kPagedItems = 14, kPagedSingleItems = 28;
 
-// Pieces of as many passes as leave so many warps.
+// Pieces of as many passes as leave so many warps; of two passes, half as many.
 constexpr PagedLaunch cut_heads(const PagedStep& p, int pass_rows, int most_rows, int64_t enough) {
   PagedLaunch best;
   const int passes = (static_cast<int>(p.head_dim) + pass_rows - 1) / pass_rows;
   int each = std::min(passes, most_rows / pass_rows);
   const auto slices = [&] { return (passes + each - 1) / each; };
-  while (each > 1 && p.heads * p.sequences * slices() < enough) each = (each + 1) / 2;
+  const auto items = [&] { return p.heads * p.sequences * slices() * (each <= 2 ? 2 : 1); };
+  while (each > 1 && items() < enough) each = (each + 1) / 2;
   best.slices = slices();
-  best.rows = each * pass_rows;
+  best.rows = (passes + best.slices - 1) / best.slices * pass_rows;
   best.group = static_cast<int>(p.heads / p.key_heads);
   best.by_slices = FastDivide(static_cast<uint32_t>(best.slices));
   best.by_group = FastDivide(static_cast<uint32_t>(best.group));
   return best;
-}
-// Blocks of fewer warps where there are few.
-constexpr void spread(PagedLaunch& launch, const PagedStep& p, const Device& device) {
-  const int64_t items = launch.items(p) * p.sequences;
-  while (launch.warps > 1 && (items < launch.warps * int64_t{device.multiprocessors} ||
-                              launch.bytes() > device.shared_bytes_per_block))
-    launch.warps /= 2;
 }
 
 constexpr PagedLaunch choose_paged_launch(const PagedStep& p, int state_bytes,
                                           const Device& device) {
   const bool single = p.rule == REPLAYSSM_PAGED_SINGLE;
   const int items = single ? kPagedSingleItems : kPagedItems;
-  PagedLaunch best = cut_heads(p, paged_pass_rows(static_cast<int>(p.state_dim)), single ? 96 : 128,
+  PagedLaunch best = cut_heads(p, paged_pass_rows(static_cast<int>(p.state_dim)), single ? 64 : 128,
                                int64_t{items} * device.multiprocessors);
   best.layout = paged_layout(p, state_bytes);
-  spread(best, p, device);
   return best;
 }
 
-// The same on the tensor cores. Heads of a key head share its products.
+// The same on the tensor cores. Where there are many, heads of a key head share its products.
 constexpr PagedLaunch choose_paged_tiles(const PagedStep& p, int state_bytes, int act_bytes,
                                          const Device& device) {
   const int64_t enough = int64_t{kPagedItems} * device.multiprocessors;
   PagedLaunch best = cut_heads(p, kPagedTile, static_cast<int>(p.head_dim) + kPagedTile, enough);
   const bool adjoin = p.state.stride[1] == p.head_dim * p.state_dim && p.head_dim % kPagedTile == 0;
   while (best.slices == 1 && adjoin && best.heads < 4 && best.group % (2 * best.heads) == 0 &&
-         p.heads * p.sequences >= 2 * best.heads * enough)
+         p.heads * p.sequences >= 8 * best.heads * enough)
     best.heads *= 2;
-  best.warps = kPagedTokenWarps;
   best.layout = paged_tile_layout(p, state_bytes, act_bytes);
-  spread(best, p, device);
   return best;
 }
 

@@ -1,9 +1,9 @@
 // One to eight new tokens per sequence over paged caches, on the tensor cores.
 //
-// Grid: (items, sequences), an item being a piece of a head's rows; every warp takes one and shares
-// nothing with the others of its block. It starts the copies of its first rows as soon as it knows
-// the slot. Queries (Gated Delta: and new keys) stay in registers as an instruction's 16 vectors;
-// states, cached keys and new keys are rows that meet them:
+// Grid: (items, sequences), a block being a warp that takes a piece of a head's rows, or several
+// heads of a key head. It starts the copies of its first rows as soon as it knows the slot. Queries
+// (Gated Delta: and new keys) stay in registers as an instruction's 16 vectors; states, cached keys
+// and new keys are rows that meet them:
 //
 //   r_t = P_t (a S q_t + sum_j w_j (k_j . q_t) v_j)                       j over the cached rows
 //   o_t = r_t + sum_{i <= t} w_i D_it (k_i . q_t) v_i                     i over the new tokens
@@ -16,6 +16,12 @@
 #include "ops/cuda/paged_fold.cuh"
 
 namespace replayssm::cuda {
+
+// Warps of a multiprocessor, as registers and shared memory allow.
+template <replayssm_family kFamily, class State, int kState>
+constexpr int paged_token_warps() {
+  return kFamily == REPLAYSSM_MAMBA2 && kIsWide<State> && kState == 128 ? 12 : 8;
+}
 
 // This lane's token's query and new key.
 template <class Act, class Map>
@@ -33,13 +39,14 @@ struct PagedFresh {
 template <replayssm_family kFamily, class Act, class State, int kState>
 class PagedTokens {
  public:
+  static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   using Stream = PagedStream<Act, State, kState>;
   using Map = QuadMap<State, kState>;
   using Vector = QuadVector<Act, Map>;
   using Fresh = PagedFresh<Act, Map>;
-  static constexpr int kFoldParts = 2;
+  using Products = std::conditional_t<kDelta, float4, float2>;
+  static constexpr int kFoldParts = kDelta ? 2 : 4;
   using Fold = PagedFold<Act, State, kState, kFoldParts>;
-  static constexpr bool kDelta = kFamily != REPLAYSSM_MAMBA2;
   static constexpr int kElems = Map::kElems, kWords = Map::kWords;
   static constexpr int kRows = 4;  // consecutive ones of a pass, whose results a lane has
   static constexpr int kStaged = Fold::kStaged;  // tiles of eight cached rows that are copied
@@ -54,7 +61,7 @@ class PagedTokens {
         tiles_((b.row.history + 7) / 8),
         token_(threadIdx.x % 32 / 4),
         quarter_(threadIdx.x % 4),
-        products_(reinterpret_cast<float4*>(shared + launch.layout.products) + threadIdx.x % 32),
+        products_(reinterpret_cast<Products*>(shared + launch.layout.products) + threadIdx.x % 32),
         weights_(shared + launch.layout.weights),
         decay_(shared + launch.layout.decay),
         fresh_(fresh) {}
@@ -231,7 +238,12 @@ class PagedTokens {
   __device__ void multiply_cached(Vector& cached) const {
 #pragma unroll 1
     for (int u = 0; u < tiles_; ++u) {
-      products_[u * 32] = multiply_keys(cached);
+      const float4 x = multiply_keys(cached);
+      if constexpr (kDelta) {
+        products_[u * 32] = x;
+      } else {
+        products_[u * 32] = {x.x, x.z};
+      }
       load_keys(u + 1, cached);
     }
   }
@@ -325,14 +337,16 @@ class PagedTokens {
       widen<State>(reinterpret_cast<const uint32_t*>(&word)[i], s + i * (kElems / 4));
   }
   __device__ void add_cached(int pass, int row, int u, PagedProducts (&sums)[2]) const {
-    const float4 x = products_[u * 32];
+    const Products x = products_[u * 32];
     const float weight[2] = {cached_weight(u, 0), cached_weight(u, 1)};
-    const PagedVectors<true> mixing(
-        {weight[0] * x.x, weight[0] * x.y, weight[1] * x.z, weight[1] * x.w});
+    float4 mixing{weight[0] * x.x, 0, weight[1] * x.y, 0};
+    if constexpr (kDelta)
+      mixing = {weight[0] * x.x, weight[0] * x.y, weight[1] * x.z, weight[1] * x.w};
+    const PagedVectors<true> vectors(mixing);
     typename Fold::Pair v;
     load_values(pass, row, u, v);
 #pragma unroll
-    for (int g = 0; g < 2; ++g) sums[g].add(mixing, PagedRows<kIsWide<Act>>(v[0][g], v[1][g]));
+    for (int g = 0; g < 2; ++g) sums[g].add(vectors, PagedRows<kIsWide<Act>>(v[0][g], v[1][g]));
   }
 
   // Token after token; v: the value of this lane's.
@@ -400,7 +414,7 @@ class PagedTokens {
   const int heads_, tiles_;  // tiles of eight cached rows
   const int token_, quarter_;
   int head_ = 0;
-  float4* const products_;  // this lane's
+  Products* const products_;  // this lane's
   float* const weights_;
   float* const decay_;
   Fresh fresh_;
@@ -412,19 +426,17 @@ class PagedTokens {
 };
 
 template <replayssm_family kFamily, class Act, class State, int kState>
-__global__ void __launch_bounds__(32 * kPagedTokenWarps, 4)
+__global__ void __launch_bounds__(32, paged_token_warps<kFamily, State, kState>())
     paged_tokens_kernel(const __grid_constant__ PagedStep p,
                         const __grid_constant__ PagedLaunch launch) {
   using Tokens = PagedTokens<kFamily, Act, State, kState>;
   extern __shared__ __align__(256) char memory[];
   release_successor();
   wait_for_predecessor();
-  const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
-  if (item >= launch.items(p)) return;
-  const PagedPlace place(p, launch, item);
+  const PagedPlace place(p, launch, blockIdx.x);
   PagedRowLoad load(p);
   const int slot = load.slot();
-  float* const shared = reinterpret_cast<float*>(memory) + warp * launch.layout.total;
+  float* const shared = reinterpret_cast<float*>(memory);
   typename Tokens::Stream stream(p, place, launch.heads, max(slot, 0),
                                  shared + launch.layout.stream);
   load.load_by_slot(slot);
