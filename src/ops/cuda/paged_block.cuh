@@ -340,6 +340,30 @@ struct PagedFinish {
   }
 };
 
+// The same of four rows, from a multiple of four on.
+struct PagedFinishFour {
+  RawValue skip[4];
+  RawFour z;
+
+  __device__ void load(const PagedStep& p, int64_t token, int head, int row) {
+    if (p.skip.data) {
+      const int64_t from = head * p.skip.stride[0] + row * p.skip.stride[1];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) skip[r].load(p.skip, from + r * p.skip.stride[1]);
+    }
+    if (p.z.data) z.load(p.z, index(p.z, token, head) + row);
+  }
+  __device__ void apply(const PagedStep& p, const float (&v)[4], float (&o)[4]) const {
+    float gate[4];
+    z.read(p.z, gate);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      if (p.skip.data) o[r] = fmaf(v[r], skip[r].read(p.skip), o[r]);
+      if (p.z.data) o[r] *= gate[r] / (1.0f + __expf(-gate[r]));
+    }
+  }
+};
+
 // Padded rows of the batch: zeros for Gated Delta, nothing for Mamba-2.
 __device__ inline void pad_outputs(const PagedStep& p, const PagedItem& b, int heads = 1) {
   if (p.family == REPLAYSSM_MAMBA2) return;

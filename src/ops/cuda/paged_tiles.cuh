@@ -103,6 +103,19 @@ struct QuadVector {
   }
 };
 
+// This lane's token's query and new key.
+template <class Act, class Map>
+struct PagedFresh {
+  QuadVector<Act, Map> query{}, key{};
+
+  __device__ PagedFresh(const PagedStep& p, int key_head, int token, int window) {
+    const int lane = threadIdx.x % 32, own = lane / 4;
+    if (own >= window) return;
+    query.load(at<Act>(p.q, token + own, key_head), lane % 4);
+    key.load(at<Act>(p.k, token + own, key_head), lane % 4);
+  }
+};
+
 // A warp's rows on their way through shared memory, kDepth passes ahead: of the state, of the
 // first cached values and of the new tokens' values. Whole rows of states are copied; words of odd
 // rows change places by four, so that lanes that read meet no bank twice.

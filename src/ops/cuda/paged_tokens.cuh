@@ -14,6 +14,7 @@
 #pragma once
 
 #include "ops/cuda/paged_fold.cuh"
+#include "ops/cuda/paged_token_gates.cuh"
 
 namespace replayssm::cuda {
 
@@ -22,19 +23,6 @@ template <replayssm_family kFamily, class State, int kState>
 constexpr int paged_token_warps() {
   return kFamily == REPLAYSSM_MAMBA2 && kIsWide<State> && kState == 128 ? 12 : 8;
 }
-
-// This lane's token's query and new key.
-template <class Act, class Map>
-struct PagedFresh {
-  QuadVector<Act, Map> query{}, key{};
-
-  __device__ PagedFresh(const PagedStep& p, int key_head, int token, int window) {
-    const int lane = threadIdx.x % 32, own = lane / 4;
-    if (own >= window) return;
-    query.load(at<Act>(p.q, token + own, key_head), lane % 4);
-    key.load(at<Act>(p.k, token + own, key_head), lane % 4);
-  }
-};
 
 template <replayssm_family kFamily, class Act, class State, int kState>
 class PagedTokens {
@@ -79,7 +67,7 @@ class PagedTokens {
     int first = 0;
 #pragma unroll 1
     for (head_ = b_.head; head_ < b_.head + heads_; ++head_, first += passes) {
-      form_gates(inputs);
+      gates_.form<kDelta>(p_, b_, inputs, head_, keeps(), weights_, decay_);
       if (head_ + 1 < b_.head + heads_) inputs.load(p_, b_, head_ + 1, threadIdx.x % 32);
       __syncwarp();
       form_own(own);
@@ -109,8 +97,9 @@ class PagedTokens {
 
   // pass: of the stream; row: its first in the head's piece.
   __device__ void run(int pass, int row) {
-    Finish x;
-    if constexpr (!kDelta) load(row, x);
+    PagedFinishFour x;
+    if (!kDelta && finishes(row))
+      x.load(p_, b_.row.token + token_, head_, b_.first_row + row + quarter_ * kRows);
     Fold fold(p_, b_, !single(), weights_);
     if (folds()) fold.load_keys();
     stream_.take(pass);
@@ -155,39 +144,6 @@ class PagedTokens {
     return rsqrtf(sum[0] + 1e-6f);
   }
 
-  // A lane for a token; then for this lane's token, and for the pair of tokens that lane % 4 names.
-  __device__ void form_gates(const PagedGateInputs& inputs) {
-    const int lane = threadIdx.x % 32;
-    const PagedHeadGates gates(p_, inputs);
-    form_weights(p_, b_, gates, inputs.cached, head_, 0.0f, weights_, decay_);
-    PagedGate own{0, 0, 0};
-    float strength = 0;
-    if (lane < b_.row.window) {
-      own = gates.fresh(inputs.dt.read(p_.dt), !single());
-      if constexpr (kDelta) strength = inputs.strength(p_);
-      if (b_.owns_gates && keeps())
-        *at<float>(p_.cache_g, b_.row.slot, head_, place(b_.row.history + lane)) = own.cached;
-    }
-    float all = 0, since[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < kPagedTokens; ++i) {
-      if (i >= b_.row.window) break;
-      const float next = __shfl_sync(kAllLanes, own.log_decay, i);
-      if (i > token_) continue;
-      all += next;
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (i > 2 * quarter_ + e) since[e] += next;
-    }
-    prefix_ = expf(fminf(all, 0.0f));
-    strength_ = __shfl_sync(kAllLanes, strength, token_);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float weight = __shfl_sync(kAllLanes, own.weight, 2 * quarter_ + e);
-      within_[e] = 2 * quarter_ + e <= token_ ? weight * expf(fminf(since[e], 0.0f)) : 0.0f;
-    }
-  }
-
   // An instruction's vectors, of a pair of columns.
   __device__ static auto operand(const float (&q)[kElems], const float (&k)[kElems], int pair) {
     return PagedVectors<kIsWide<Act>>(
@@ -219,13 +175,12 @@ class PagedTokens {
     return {products.sum(0), products.sum(2), products.sum(1), products.sum(3)};
   }
 
-  // What this lane's token mixes in of the new tokens' values.
   __device__ void form_own(const float4& own) {
     float with_q[2] = {own.x, own.z}, with_k[2] = {own.y, own.w};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      with_q[e] *= within_[e] * query_scale_ * key_scale_;
-      with_k[e] = 2 * quarter_ + e < token_ ? with_k[e] * strength_ * within_[e] : 0.0f;
+      with_q[e] *= gates_.within[e] * query_scale_ * key_scale_;
+      with_k[e] = 2 * quarter_ + e < token_ ? with_k[e] * gates_.strength * gates_.within[e] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kPagedTokens; ++i) {
@@ -262,22 +217,7 @@ class PagedTokens {
     out_ = index(p_.out, b_.row.token + token_, head_) + row;
     kept_ = at<Act>(p_.cache_v, b_.row.slot, head_, place(b_.row.history + token_)) + row;
   }
-  // What follows Mamba-2's readout.
-  struct Finish {
-    RawValue skip[kRows];
-    RawFour z;
-  };
   __device__ bool finishes(int row) const { return live() && row + quarter_ * kRows < b_.rows; }
-  __device__ void load(int first, Finish& x) const {
-    if (!finishes(first)) return;
-    const int row = b_.first_row + first + quarter_ * kRows;
-    if (p_.skip.data) {
-      const int64_t from = head_ * p_.skip.stride[0] + row * p_.skip.stride[1];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) x.skip[r].load(p_.skip, from + r * p_.skip.stride[1]);
-    }
-    if (p_.z.data) x.z.load(p_.z, index(p_.z, b_.row.token + token_, head_) + row);
-  }
 
   // Values of this lane's pair of a tile's cached rows, in the two rows of the pass that it brings
   // to the products: one of each group of eight.
@@ -321,7 +261,8 @@ class PagedTokens {
 #pragma unroll 1
     for (int u = kStaged; u < tiles_; ++u) add_cached(pass, row, u, cached);
     const float decay = *decay_;
-    const float query_factor = prefix_ * query_scale_, key_factor = prefix_ * key_scale_;
+    const float query_factor = gates_.prefix * query_scale_,
+                key_factor = gates_.prefix * key_scale_;
 #pragma unroll
     for (int g = 0; g < 2; ++g)
 #pragma unroll
@@ -350,12 +291,12 @@ class PagedTokens {
   }
 
   // Token after token; v: the value of this lane's.
-  __device__ void finish(int pass, int row, const Finish& x, const float (&known)[kRows],
+  __device__ void finish(int pass, int row, const PagedFinishFour& x, const float (&known)[kRows],
                          float (&o)[kRows], float (&v)[kRows]) const {
     load_elements<Act, kRows>(stream_.fresh(pass, token_, quarter_), v);
     if constexpr (kDelta) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) v[r] = strength_ * (v[r] - known[r]);
+      for (int r = 0; r < kRows; ++r) v[r] = gates_.strength * (v[r] - known[r]);
     }
 #pragma unroll
     for (int i = 0; i < kPagedTokens; ++i) {
@@ -368,24 +309,13 @@ class PagedTokens {
       }
     }
     if (!finishes(row)) return;
-    if constexpr (!kDelta) finish_outputs(x, v, o);
+    if constexpr (!kDelta) x.apply(p_, v, o);
     set_four(p_.out, out_ + row, o);
     if (keeps()) store_elements<Act, kRows>(kept_ + row, v);
   }
-  __device__ void finish_outputs(const Finish& x, const float (&v)[kRows],
-                                 float (&o)[kRows]) const {
-    float z[kRows];
-    x.z.read(p_.z, z);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (p_.skip.data) o[r] = fmaf(v[r], x.skip[r].read(p_.skip), o[r]);
-      if (p_.z.data) o[r] *= z[r] / (1.0f + __expf(-z[r]));
-    }
-  }
-
   // v: the new tokens' values.
   __device__ void run(Fold& fold, int pass, int row, const float (&v)[kRows]) const {
-    const float factor = single() ? __shfl_sync(kAllLanes, prefix_, 0) : 1.0f;
+    const float factor = single() ? __shfl_sync(kAllLanes, gates_.prefix, 0) : 1.0f;
     float own[2];
     bring_own(v, own);
     const auto values = [&](int u, typename Fold::Pair& x) { load_values(pass, row, u, x); };
@@ -400,7 +330,7 @@ class PagedTokens {
   }
   // What a single token writes, in the rows that this lane brings; else zeros.
   __device__ void bring_own(const float (&v)[kRows], float (&own)[2]) const {
-    const float weight = single() ? __shfl_sync(kAllLanes, within_[0] * key_scale_, 0) : 0.0f;
+    const float weight = single() ? __shfl_sync(kAllLanes, gates_.within[0] * key_scale_, 0) : 0.0f;
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       const float even = __shfl_sync(kAllLanes, v[2 * g], token_ / 2);
@@ -408,6 +338,7 @@ class PagedTokens {
       own[g] = single() ? weight * (token_ % 2 == 0 ? even : odd) : 0.0f;
     }
   }
+
   const PagedStep& p_;
   const PagedItem& b_;
   Stream& stream_;
@@ -418,9 +349,10 @@ class PagedTokens {
   float* const weights_;
   float* const decay_;
   Fresh fresh_;
-  float query_scale_ = 1, key_scale_ = 1, prefix_ = 1, strength_ = 0;
-  float within_[2];  // decay and weight of a pair of new tokens in this lane's
-  float own_query_[kPagedTokens], own_key_[kPagedTokens];  // the same, times products
+  float query_scale_ = 1, key_scale_ = 1;
+  PagedTokenGates gates_;
+  // What this lane's token mixes in of the new tokens' values.
+  float own_query_[kPagedTokens], own_key_[kPagedTokens];
   int64_t out_;
   Act* kept_;
 };
