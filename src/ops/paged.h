@@ -45,25 +45,45 @@ struct PagedRow {
   }
 };
 
-constexpr PagedRow paged_row(const PagedStep& p, int64_t s) {
+// What the batch says of a row: its slot, -1 for padding; its first token and the next row's; its
+// cursors.
+struct PagedRowIntegers {
+  int64_t slot = -1, token = 0, end = 1, write_pos = 0, origin = 0, is_flush = 0;
+};
+
+constexpr int64_t paged_slot(const PagedStep& p, int64_t slot) {
+  return is_paged_padding(slot, p.null_slot, p.family) ? -1 : slot;
+}
+
+constexpr PagedRow paged_row(const PagedStep& p, const PagedRowIntegers& x) {
   PagedRow row;
-  row.token = p.query_start.data ? integer_at(p.query_start, s) : s;
-  row.window =
-      p.query_start.data ? static_cast<int>(integer_at(p.query_start, s + 1) - row.token) : 1;
+  row.token = x.token;
+  row.window = static_cast<int>(x.end - x.token);
   const bool flushes_only = p.part == REPLAYSSM_PAGED_FLUSHES;
-  const int64_t slot = p.slot.data ? integer_at(p.slot, s) : s;
-  if (p.slot.data && is_paged_padding(slot, p.null_slot, p.family)) {
+  if (x.slot < 0) {
     if (flushes_only) row.window = 0;
     return row;
   }
-  row.slot = slot;
-  const int64_t key = p.rule == REPLAYSSM_PAGED_WINDOW ? slot : s;
-  const auto cached = static_cast<int>(integer_at(p.write_pos, key));
+  row.slot = x.slot;
+  const auto cached = static_cast<int>(x.write_pos);
   row.history = cached < 0 ? 0 : cached < p.ring ? cached : static_cast<int>(p.ring) - 1;
-  row.origin = p.origin.data ? static_cast<int>(integer_at(p.origin, key)) : 0;
-  row.flushes = p.is_flush.data ? integer_at(p.is_flush, key) != 0 : row.history == p.ring - 1;
+  row.origin = static_cast<int>(x.origin);
+  row.flushes = p.is_flush.data ? x.is_flush != 0 : row.history == p.ring - 1;
   if (p.part != REPLAYSSM_PAGED_ALL && flushes_only != row.flushes) row.slot = -1, row.window = 0;
   return row;
+}
+
+constexpr PagedRow paged_row(const PagedStep& p, int64_t s) {
+  PagedRowIntegers x;
+  x.slot = p.slot.data ? paged_slot(p, integer_at(p.slot, s)) : s;
+  x.token = p.query_start.data ? integer_at(p.query_start, s) : s;
+  x.end = p.query_start.data ? integer_at(p.query_start, s + 1) : s + 1;
+  if (x.slot < 0) return paged_row(p, x);
+  const int64_t key = p.rule == REPLAYSSM_PAGED_WINDOW ? x.slot : s;
+  x.write_pos = integer_at(p.write_pos, key);
+  if (p.origin.data) x.origin = integer_at(p.origin, key);
+  if (p.is_flush.data) x.is_flush = integer_at(p.is_flush, key);
+  return paged_row(p, x);
 }
 
 // A slot's cursors after `accepted` tokens of its window. A row that flushed has no history left,

@@ -41,13 +41,16 @@ bool in_words(const PagedValues& x, int64_t row) {
          });
 }
 
-// Whether the fast kernels can take it: one type for all activations, rows of whole words.
+// Whether the fast kernels can take it: one type for all activations, rows of whole words, those of
+// a state one behind the other.
 bool is_regular(const PagedStep& p) {
   const auto act = p.v.dtype;
   for (const PagedValues* x : {&p.k, &p.q, &p.cache_v, &p.cache_k})
     if (x->dtype != act) return false;
-  return in_words(p.state, p.state_dim) && in_words(p.v, p.head_dim) &&
-         in_words(p.k, p.state_dim) && in_words(p.q, p.state_dim) &&
+  if (p.state.stride[2] != p.state_dim) return false;
+  if (p.z.data && !in_words(p.z, p.head_dim)) return false;
+  return in_words(p.out, p.head_dim) && in_words(p.state, p.state_dim) &&
+         in_words(p.v, p.head_dim) && in_words(p.k, p.state_dim) && in_words(p.q, p.state_dim) &&
          in_words(p.cache_v, p.head_dim) && in_words(p.cache_k, p.state_dim);
 }
 

@@ -252,9 +252,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   extern __shared__ __align__(256) char memory[];
   release_successor();
   wait_for_predecessor();
-  const PagedItem b = paged_item(p, launch, blockIdx.x);
+  const PagedItem b({p, launch, static_cast<int>(blockIdx.x)}, launch, paged_row(p, blockIdx.y));
   if (b.row.slot < 0) {
-    if (threadIdx.x < 32) pad_outputs(p, launch, b);
+    if (threadIdx.x < 32) pad_outputs(p, b);
     return;
   }
   if (b.row.window <= 0 && !b.row.flushes) return;
@@ -268,6 +268,7 @@ void launch_paged_any(const PagedStep& step, cudaStream_t stream) {
   PagedLaunch launch;
   launch.rows = static_cast<int>(step.head_dim);
   launch.group = static_cast<int>(step.heads / step.key_heads);
+  launch.by_group = FastDivide(static_cast<uint32_t>(launch.group));
   launch.layout = paged_layout(as_window, 0);
   const int bytes = launch.layout.total * int(sizeof(float));
   reserve_shared("paged_step", paged_any_kernel, bytes);

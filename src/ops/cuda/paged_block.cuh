@@ -46,6 +46,7 @@ struct Raw {
     for (int i = 0; i < kRegisters; ++i)
       widen<T>(reinterpret_cast<const uint32_t*>(&word)[i], x + i * kPerRegister);
   }
+  __device__ void write(const float (&x)[kElems]) { store_elements<T, kElems>(&word, x); }
 };
 
 // A lane's share of a row of T, in the places where Map's rows have theirs.
@@ -112,26 +113,76 @@ __device__ inline float sum_rows(const float (&x)[kRows], int lane) {
   return part[0];
 }
 
-// Where a warp stands: a piece of a head's rows, of one sequence.
-struct PagedItem {
-  PagedRow row;
-  int sequence, head, first_row, key_head;
-  bool owns_gates, owns_keys;  // caches the window's gates, its keys
+// What the batch says of the sequence that is blockIdx.y: all that goes by row of the batch is
+// loaded together, then all that goes by slot; nothing waits before it is read. Slots, tokens and
+// counts have 31 bits.
+class PagedRowLoad {
+ public:
+  __device__ explicit PagedRowLoad(const PagedStep& p)
+      : p_(p), slot_(row()), token_(row()), end_(row() + 1) {
+    if (p.slot.data) slot_ = load(p.slot, row());
+    if (p.query_start.data) {
+      token_ = load(p.query_start, row());
+      end_ = load(p.query_start, row() + 1);
+    }
+    if (single()) load_cursors(row());
+  }
+  // -1: padding.
+  __device__ int slot() const {
+    return p_.slot.data ? static_cast<int>(paged_slot(p_, slot_)) : slot_;
+  }
+  __device__ int token() const { return token_; }
+  __device__ int window() const { return end_ - token_; }
+  __device__ void load_by_slot(int slot) {
+    if (!single() && slot >= 0) load_cursors(slot);
+  }
+  __device__ PagedRow read(int slot) const {
+    return paged_row(p_, {slot, token_, end_, write_pos_, origin_, is_flush_});
+  }
+
+ private:
+  __device__ static int row() { return static_cast<int>(blockIdx.y); }
+  __device__ bool single() const { return p_.rule == REPLAYSSM_PAGED_SINGLE; }
+  // Of eight bytes the lower four.
+  __device__ static int load(const PagedIntegers& x, int i) {
+    const auto* const from = static_cast<const char*>(x.data) + i * x.stride * x.bytes;
+    return x.bytes == 1 ? *reinterpret_cast<const int8_t*>(from)
+                        : *reinterpret_cast<const int32_t*>(from);
+  }
+  __device__ void load_cursors(int key) {
+    write_pos_ = load(p_.write_pos, key);
+    if (p_.origin.data) origin_ = load(p_.origin, key);
+    if (p_.is_flush.data) is_flush_ = load(p_.is_flush, key);
+  }
+
+  const PagedStep& p_;
+  int slot_, token_, end_, write_pos_ = 0, origin_ = 0, is_flush_ = 0;
 };
 
-__device__ inline PagedItem paged_item(const PagedStep& p, const PagedLaunch& launch, int item) {
-  PagedItem b;
-  b.sequence = blockIdx.y;
-  b.head = item / launch.slices;
-  const int slice = item - b.head * launch.slices;
-  b.first_row = slice * launch.rows;
-  b.key_head = b.head / launch.group;
-  b.owns_gates = slice == 0;
-  b.owns_keys = slice == 0 && b.head == b.key_head * launch.group;
-  b.row = paged_row(p, b.sequence);
-  b.row.window = min(b.row.window, launch.layout.window);
-  return b;
-}
+// Where a warp stands: a piece of a head's rows, of one sequence; or several heads.
+struct PagedPlace {
+  int head, first_row, rows, key_head;
+  bool owns_gates, owns_keys;  // caches the window's gates, its keys
+
+  __device__ PagedPlace(const PagedStep& p, const PagedLaunch& launch, int item) {
+    const int piece = static_cast<int>(launch.by_slices.divide(item));
+    const int slice = item - piece * launch.slices;
+    head = piece * launch.heads;
+    key_head = static_cast<int>(launch.by_group.divide(head));
+    first_row = slice * launch.rows;
+    rows = min(launch.rows, static_cast<int>(p.head_dim) - first_row);
+    owns_gates = slice == 0;
+    owns_keys = slice == 0 && head == key_head * launch.group;
+  }
+};
+struct PagedItem : PagedPlace {
+  PagedRow row;
+
+  __device__ PagedItem(const PagedPlace& place, const PagedLaunch& launch, const PagedRow& r)
+      : PagedPlace(place), row(r) {
+    row.window = min(row.window, launch.layout.window);
+  }
+};
 
 // A token's time step, or what stands for it, with its log decay and its weight in the state.
 struct PagedGate {
@@ -153,6 +204,41 @@ struct RawValue {
     return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
   }
 };
+
+// Four consecutive values, from a multiple of four on.
+struct RawFour {
+  uint4 words{};
+
+  __device__ void load(const PagedValues& x, int64_t at) {
+    if (x.dtype == REPLAYSSM_FLOAT32) {
+      words = *reinterpret_cast<const uint4*>(static_cast<const float*>(x.data) + at);
+    } else {
+      const uint2 pairs =
+          *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x.data) + at);
+      words.x = pairs.x, words.y = pairs.y;
+    }
+  }
+  __device__ void read(const PagedValues& x, float (&v)[4]) const {
+    if (x.dtype == REPLAYSSM_FLOAT32) {
+      read_as<float>(v);
+    } else if (x.dtype == REPLAYSSM_BFLOAT16) {
+      read_as<Bf16>(v);
+    } else {
+      read_as<Fp16>(v);
+    }
+  }
+
+ private:
+  template <class T>
+  __device__ void read_as(float (&v)[4]) const {
+    load_elements<T, 4>(&words, v);
+  }
+};
+__device__ inline void set_four(const PagedValues& x, int64_t at, const float (&v)[4]) {
+  if (x.dtype == REPLAYSSM_FLOAT32) store_elements<float, 4>(static_cast<float*>(x.data) + at, v);
+  if (x.dtype == REPLAYSSM_BFLOAT16) store_elements<Bf16, 4>(static_cast<Bf16*>(x.data) + at, v);
+  if (x.dtype == REPLAYSSM_FLOAT16) store_elements<Fp16, 4>(static_cast<Fp16*>(x.data) + at, v);
+}
 
 // What a lane of the warp that forms a head's gates loads: constants of the head, a token of the
 // window, a cached row, newest first.
@@ -254,13 +340,37 @@ struct PagedFinish {
   }
 };
 
+// The same of four rows, from a multiple of four on.
+struct PagedFinishFour {
+  RawValue skip[4];
+  RawFour z;
+
+  __device__ void load(const PagedStep& p, int64_t token, int head, int row) {
+    if (p.skip.data) {
+      const int64_t from = head * p.skip.stride[0] + row * p.skip.stride[1];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) skip[r].load(p.skip, from + r * p.skip.stride[1]);
+    }
+    if (p.z.data) z.load(p.z, index(p.z, token, head) + row);
+  }
+  __device__ void apply(const PagedStep& p, const float (&v)[4], float (&o)[4]) const {
+    float gate[4];
+    z.read(p.z, gate);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      if (p.skip.data) o[r] = fmaf(v[r], skip[r].read(p.skip), o[r]);
+      if (p.z.data) o[r] *= gate[r] / (1.0f + __expf(-gate[r]));
+    }
+  }
+};
+
 // Padded rows of the batch: zeros for Gated Delta, nothing for Mamba-2.
-__device__ inline void pad_outputs(const PagedStep& p, const PagedLaunch& launch,
-                                   const PagedItem& b) {
+__device__ inline void pad_outputs(const PagedStep& p, const PagedItem& b, int heads = 1) {
   if (p.family == REPLAYSSM_MAMBA2) return;
-  for (int i = 0; i < b.row.window; ++i)
-    for (int n = threadIdx.x % 32; n < launch.rows; n += 32)
-      set_value(p.out, index(p.out, b.row.token + i, b.head) + b.first_row + n, 0.0f);
+  for (int head = b.head; head < b.head + heads; ++head)
+    for (int i = 0; i < b.row.window; ++i)
+      for (int n = threadIdx.x % 32; n < b.rows; n += 32)
+        set_value(p.out, index(p.out, b.row.token + i, head) + b.first_row + n, 0.0f);
 }
 
 }  // namespace replayssm::cuda

@@ -5,29 +5,28 @@
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/paged_instances.h"
 #include "ops/cuda/paged_single.cuh"
+#include "ops/cuda/paged_tokens.cuh"
 #include "ops/cuda/paged_window.cuh"
 
 namespace replayssm::cuda {
 
-// Blocks of as many warps as fit beside those of others.
-inline void fit_warps(PagedLaunch& launch, const Device& device) {
-  while (launch.warps > 1 && launch.bytes() > device.shared_bytes_per_block) launch.warps /= 2;
-}
-
 template <replayssm_family kFamily, class Act, class State, int kState>
 bool launch_paged_state(const PagedStep& step, const Device& device, cudaStream_t stream) {
   if (step.state_dim != kState) return false;
-  PagedLaunch launch = choose_paged_launch(step, sizeof(State), device);
-  fit_warps(launch, device);
-  if (launch.rows == 0 || launch.bytes() > device.shared_bytes_per_block) return false;
-  const auto kernel = step.rule == REPLAYSSM_PAGED_SINGLE
-                          ? paged_single_kernel<kFamily, Act, State, kState>
-                          : paged_window_kernel<kFamily, Act, State, kState>;
+  const bool single = step.rule == REPLAYSSM_PAGED_SINGLE;
+  const bool few = single ? kState != 128 : step.max_window <= kPagedTokens;
+  PagedLaunch launch = few ? choose_paged_tiles(step, sizeof(State), sizeof(Act), device)
+                           : choose_paged_launch(step, sizeof(State), device);
+  if (launch.bytes() > device.shared_bytes_per_block) return false;
+  auto* kernel = few ? paged_tokens_kernel<kFamily, Act, State, kState>
+                     : paged_window_kernel<kFamily, Act, State, kState>;
+  if constexpr (kState == 128)
+    if (single && !few) kernel = paged_single_kernel<kFamily, Act, State, kState>;
   reserve_shared("paged_step", kernel, launch.bytes());
-  const int64_t blocks = (launch.items(step) + launch.warps - 1) / launch.warps;
-  launch_dependent("paged_step", kernel,
-                   dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(step.sequences)),
-                   32 * launch.warps, launch.bytes(), stream, step, launch);
+  launch_dependent(
+      "paged_step", kernel,
+      dim3(static_cast<unsigned>(launch.items(step)), static_cast<unsigned>(step.sequences)), 32,
+      launch.bytes(), stream, step, launch);
   return true;
 }
 

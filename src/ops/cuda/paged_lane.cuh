@@ -17,13 +17,12 @@ class PagedLane {
   static constexpr int kWords = kRows * kRowWords, kDepth = paged_depth(kSingle);
   using Values = Raw<Act, kRows>;
 
-  __device__ PagedLane(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
-                       float* stream)
+  __device__ PagedLane(const PagedStep& p, const PagedPlace& b, int64_t slot, float* stream)
       : lane(threadIdx.x % kRowLanes),
         place_(threadIdx.x % 32 / kRowLanes * kRows),
-        rows_(launch.rows),
+        rows_(b.rows),
         stride_(p.state.stride[2]),
-        state_(at<State>(p.state, b.row.slot, b.head, b.first_row)),
+        state_(at<State>(p.state, slot, b.head, b.first_row)),
         stream_(reinterpret_cast<uint4*>(stream) + threadIdx.x % 32) {}
 
   __device__ int passes() const { return (rows_ + kPass - 1) / kPass; }

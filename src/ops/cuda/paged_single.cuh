@@ -1,13 +1,12 @@
 // One new token per sequence over paged caches.
 //
-// Grid: (items, sequences), an item being a piece of a head's rows; every warp takes one and shares
-// nothing with the others of its block. Its lanes start the first passes over the state, then,
-// while those come, eight lanes at a time form k_j . q (Gated Delta: also k_j . k) for a cached
-// key, and the warp the decays. Then pass by pass
+// Grid: (items, sequences), a block being a warp that takes a piece of a head's rows. Its lanes
+// start the first passes over the state, then, while those come, eight lanes at a time form k_j . q
+// (Gated Delta: also k_j . k) for a cached key, and the warp the decays. Then pass by pass
 //
-//   o = a S q + sum_j w_j (k_j . q) v_j                                   Mamba-2, j up to the new
-//   row d = beta (v - a S k - sum_j w_j (k_j . k) d_j), o = a S q + sum_j w_j (k_j . q) d_j + (k .
-//   q) d                       Gated Delta
+//   o = a S q + sum_j w_j (k_j . q) v_j                         Mamba-2, j up to the new row
+//   d = beta (v - a S k - sum_j w_j (k_j . k) d_j)              Gated Delta
+//   o = a S q + sum_j w_j (k_j . q) d_j + (k . q) d
 //
 // A row that flushes runs the same sums over S in registers and stores it.
 #pragma once
@@ -27,11 +26,12 @@ class PagedSingle {
   static constexpr int kAhead = 2;  // rows of values that a lane holds
   static constexpr int kGroups = 32 / kRowLanes, kTurns = 4;
 
+  // lane: has started.
   __device__ PagedSingle(const PagedStep& p, const PagedLaunch& launch, const PagedItem& b,
-                         float* shared)
+                         Lane& lane, float* shared)
       : p_(p),
         b_(b),
-        lane_(p, launch, b, shared + launch.layout.stream),
+        lane_(lane),
         key_query_(shared + launch.layout.key_query),
         key_key_(shared + launch.layout.key_key),
         weights_(shared + launch.layout.weights),
@@ -39,7 +39,6 @@ class PagedSingle {
         beta_(shared + launch.layout.beta) {}
 
   __device__ void run() {
-    lane_.start();
     PagedGateInputs inputs;
     inputs.load(p_, b_, b_.head, 0);
     Pass next;
@@ -270,7 +269,7 @@ class PagedSingle {
 
   const PagedStep& p_;
   const PagedItem& b_;
-  Lane lane_;
+  Lane& lane_;
   float* const key_query_;
   float* const key_key_;
   float* const weights_;
@@ -280,19 +279,26 @@ class PagedSingle {
 };
 
 template <replayssm_family kFamily, class Act, class State, int kState>
-__global__ void __launch_bounds__(32 * kPagedWarps, 3)
+__global__ void __launch_bounds__(32, 12)
     paged_single_kernel(const __grid_constant__ PagedStep p,
                         const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(256) char memory[];
   release_successor();
   wait_for_predecessor();
-  const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
-  if (item >= launch.items(p)) return;
-  const PagedItem b = paged_item(p, launch, item);
-  if (b.row.slot < 0) return pad_outputs(p, launch, b);
-  PagedSingle<kFamily, Act, State, kState>(
-      p, launch, b, reinterpret_cast<float*>(memory) + warp * launch.layout.total)
-      .run();
+  const PagedPlace place(p, launch, blockIdx.x);
+  PagedRowLoad load(p);
+  const int slot = load.slot();
+  float* const shared = reinterpret_cast<float*>(memory);
+  using Single = PagedSingle<kFamily, Act, State, kState>;
+  typename Single::Lane lane(p, place, max(slot, 0), shared + launch.layout.stream);
+  if (slot >= 0) lane.start();
+  load.load_by_slot(slot);
+  const PagedItem b(place, launch, load.read(slot));
+  if (b.row.slot < 0) {
+    copy_async_wait_all();
+    return pad_outputs(p, b);
+  }
+  Single(p, launch, b, lane, shared).run();
 }
 
 }  // namespace replayssm::cuda

@@ -1,10 +1,9 @@
-// A window of new tokens per sequence over paged caches: what verifies a draft.
+// A window of more than eight new tokens per sequence over paged caches.
 //
-// Grid: (items, sequences), an item being a piece of a head's rows; every warp takes one and shares
-// nothing with the others of its block. Its lanes start the first passes over the state. Meanwhile
-// the warp lays the window's queries (Gated Delta: and its normalised keys, as the cache rounds
-// them) out in shared memory, forms the decays and the products of all keys with them. Then pass by
-// pass and token by token
+// Grid: (items, sequences), a block being a warp that takes a piece of a head's rows. Its lanes
+// start the first passes over the state. Meanwhile the warp lays the window's queries (Gated Delta:
+// and its normalised keys, as the cache rounds them) out in shared memory, forms the decays and the
+// products of all keys with them. Then pass by pass and token by token
 //
 //   r_s = P_s (a S q_s + sum_j w_j (k_j . q_s) v_j)                       j over the cached rows
 //   o_s = r_s + sum_{i <= s} w_i D_is (k_i . q_s) v_i                     i over the window
@@ -33,7 +32,7 @@ class PagedWindow {
       : p_(p),
         layout_(launch.layout),
         b_(b),
-        lane_(p, launch, b, shared + launch.layout.stream),
+        lane_(p, b, b.row.slot, shared + launch.layout.stream),
         shared_(shared) {}
 
   __device__ void run() {
@@ -354,20 +353,16 @@ class PagedWindow {
 };
 
 template <replayssm_family kFamily, class Act, class State, int kState>
-__global__ void __launch_bounds__(32 * kPagedWarps, 3)
+__global__ void __launch_bounds__(32, 12)
     paged_window_kernel(const __grid_constant__ PagedStep p,
                         const __grid_constant__ PagedLaunch launch) {
   extern __shared__ __align__(256) char memory[];
   release_successor();
   wait_for_predecessor();
-  const int warp = threadIdx.x / 32, item = blockIdx.x * launch.warps + warp;
-  if (item >= launch.items(p)) return;
-  const PagedItem b = paged_item(p, launch, item);
-  if (b.row.slot < 0) return pad_outputs(p, launch, b);
+  const PagedItem b({p, launch, static_cast<int>(blockIdx.x)}, launch, paged_row(p, blockIdx.y));
+  if (b.row.slot < 0) return pad_outputs(p, b);
   if (b.row.window <= 0 && !b.row.flushes) return;
-  PagedWindow<kFamily, Act, State, kState>(
-      p, launch, b, reinterpret_cast<float*>(memory) + warp * launch.layout.total)
-      .run();
+  PagedWindow<kFamily, Act, State, kState>(p, launch, b, reinterpret_cast<float*>(memory)).run();
 }
 
 }  // namespace replayssm::cuda

@@ -31,6 +31,7 @@ struct PagedCase {
   DType act, state;
   int64_t ring, window;  // window 0: the rule of single tokens
   std::vector<Row> rows;
+  int multiprocessors = 0;  // of a device that it is launched as for; 0: of the one that there is
 };
 void PrintTo(const PagedCase& c, std::ostream* out) {
   *out << (c.family == REPLAYSSM_MAMBA2 ? "Mamba-2 " : "Gated Delta ") << c.heads << "x"
@@ -79,7 +80,9 @@ class PagedRun {
   void run() {
     PagedStep p = step();
     const auto before = caches();
-    cuda::paged_step(p, cuda::current_device(), nullptr);
+    cuda::Device device = cuda::current_device();
+    if (c_.multiprocessors > 0) device.multiprocessors = c_.multiprocessors;
+    cuda::paged_step(p, device, nullptr);
     cuda::check_cuda(cudaDeviceSynchronize(), "paged_step");
     after_ = caches();
     expected_ = before;
@@ -93,7 +96,7 @@ class PagedRun {
     for (size_t n = 0; n < after_.size(); ++n)
       EXPECT_EQ(std::memcmp(after_[n].data(), expected_[n].data(), after_[n].size() * 4), 0)
           << "array " << n;
-    cuda::paged_step(p, cuda::current_device(), nullptr);  // idempotent where nothing flushes
+    cuda::paged_step(p, device, nullptr);  // idempotent where nothing flushes
     if (!flushes()) {
       EXPECT_EQ(out_.download(), outputs_);
     }
@@ -335,6 +338,14 @@ const PagedCase kCases[] = {
     {kMamba, 3, 1, 10, 20, kBf16, kF32, 32, 5, kFives},
     {kGdn, 3, 1, 10, 20, kBf16, kF32, 16, 0, kSingles},
     {kGdn, 3, 1, 10, 20, kBf16, kF32, 32, 5, kFives},
+    // Several heads for a warp, and long pieces.
+    {kMamba, 16, 2, 32, 128, kBf16, kF32, 32, 5, kFives, 1},
+    {kMamba, 16, 2, 80, 128, kF16, kF32, 32, 3, {{3, 3, false}, {0, 1, false}, {17, 3, true}}, 1},
+    {kGdn, 16, 4, 16, 128, kBf16, kBf16, 32, 5, kFives, 1},
+    {kGdn, 8, 2, 128, 128, kBf16, kF32, 16, 0, kSingles, 1},
+    // Histories longer than what is copied with the state.
+    {kMamba, 2, 1, 48, 256, kBf16, kF32, 64, 6, {{29, 6, false}, {40, 6, true}, {58, 2, false}}},
+    {kGdn, 2, 1, 24, 128, kBf16, kF32, 64, 8, {{29, 8, false}, {40, 5, true}, {0, 2, true}}},
     // More than a block's shared memory where vectors were kept there.
     {kGdn, 1, 1, 4, 1024, kF32, kBf16, 64, 32, {{31, 32, false}}},
 };
