@@ -12,7 +12,8 @@ namespace replayssm::cuda {
 template <Family kFamily>
 void launch_prefill(const RecurrentPrefillParams& params, bool aligned, cudaStream_t stream);
 
-// In chunks of matrix products. False: there is no kernel for this.
+// In chunks of matrix products. False: there is no kernel for this head_dim.
+template <Family kFamily>
 bool launch_prefill_chunks(const RecurrentPrefillParams& params, cudaStream_t stream);
 
 }  // namespace replayssm::cuda
