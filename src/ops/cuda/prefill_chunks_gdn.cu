@@ -2,19 +2,16 @@
 #include "ops/cuda/prefill_delta_chunks.cuh"
 
 namespace replayssm::cuda {
-namespace {
 
 template <class State, int kWarps>
-using Chunks = DeltaChunks<GatedWeights<State, kWarps>>;
-
-}  // namespace
+using GatedChunks = DeltaChunks<GatedWeights<State, kWarps>>;
 
 template <>
 bool launch_prefill_chunks<Family::kGatedDelta>(const RecurrentPrefillParams& p,
                                                 cudaStream_t stream) {
   switch (p.shape.head_dim) {
-    case 64: return launch_chunks<Chunks, 4>(p, stream);
-    case 128: return launch_chunks<Chunks, 8>(p, stream);
+    case 64: return launch_chunks<GatedChunks, 4>(p, stream);
+    case 128: return launch_chunks<GatedChunks, 8>(p, stream);
     default: return false;
   }
 }

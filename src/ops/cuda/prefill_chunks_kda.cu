@@ -3,19 +3,16 @@
 #include "ops/cuda/prefill_kimi_weights.cuh"
 
 namespace replayssm::cuda {
-namespace {
 
 template <class State, int kWarps>
-using Chunks = DeltaChunks<KimiWeights<State, kWarps>>;
-
-}  // namespace
+using KimiChunks = DeltaChunks<KimiWeights<State, kWarps>>;
 
 template <>
 bool launch_prefill_chunks<Family::kKimiDelta>(const RecurrentPrefillParams& p,
                                                cudaStream_t stream) {
   switch (p.shape.head_dim) {
-    case 64: return launch_chunks<Chunks, 4>(p, stream);
-    case 128: return launch_chunks<Chunks, 8>(p, stream);
+    case 64: return launch_chunks<KimiChunks, 4>(p, stream);
+    case 128: return launch_chunks<KimiChunks, 8>(p, stream);
     default: return false;
   }
 }

@@ -18,7 +18,8 @@ void launch_chunks(const RecurrentPrefillParams& p, cudaStream_t stream) {
       Tile::kBlockThreads, Tile::kBytes, stream, p);
 }
 
-// Chunks<State, kWarps> are a family's, for checkpoints of State and kWarps * 16 rows a head.
+// Chunks<State, kWarps> are a family's, for checkpoints of State and kWarps * 16 rows a head. By
+// the name of the template alone are instantiations told apart, also where it is an alias.
 template <template <class, int> class Chunks, int kWarps>
 bool launch_chunks(const RecurrentPrefillParams& p, cudaStream_t stream) {
   switch (p.state.checkpoint_dtype) {
