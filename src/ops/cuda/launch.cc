@@ -30,18 +30,18 @@ int64_t least_blocks(const StepDescription& step, int64_t block_rows, const Devi
 
 // With a launch that prepares, for what was measured to gain by it: large batches, where little is
 // read of a state, or much computed for it.
-LaunchConfig prepared(const StepDescription& step, LaunchConfig config, const Device& device) {
+LaunchConfig prepared(const StepDescription& step, const LaunchConfig& config,
+                      const Device& device) {
   const auto& shape = step.shape;
   const bool pays = shape.family == Family::kKimiDelta ||
                     (dtype_bytes(step.types.read) == 1 && shape.head_dim <= 64);
   if (!step.replays || !pays ||
       !can_prepare(shape.family, step.types.activation, step.ring.max_window > 1))
     return config;
-  config.heads = std::min(config.heads, 4);
-  if (step.sequences * shape.heads / config.heads < int64_t{24} * device.multiprocessors)
-    return config;
-  config.slices = config.preparing = 1;
-  return config;
+  const LaunchConfig next{
+      .heads = std::min(config.heads, 4), .warps = config.warps, .preparing = 1};
+  const int64_t blocks = step.sequences * shape.heads / next.heads;
+  return blocks < int64_t{24} * device.multiprocessors ? config : next;
 }
 
 }  // namespace
