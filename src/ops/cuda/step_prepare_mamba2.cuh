@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/step_prepare_rows.cuh"
+#include "ops/cuda/step_products.cuh"
 
 namespace replayssm::cuda {
 
@@ -103,19 +104,11 @@ class Mamba2Preparation : PreparedRows<Family::kMamba2, Source, kState> {
     const int lane = context_.lane();
     const Act* const a_row = keys() + lane % 16 * kKeyStride + lane / 16 * 8;
     const Act* const b_row = query() + lane / 8 * 8;
-    float sum[2][4] = {};
-#pragma unroll
-    for (int k = 0; k < kState; k += 32) {
-      uint32_t a[4], b[4];
-      load_tiles(b, b_row + k);
-      load_tiles(a, a_row + k);
-      multiply_tile<Act>(sum[0], a, b[0], b[1]);
-      load_tiles(a, a_row + k + 16);
-      multiply_tile<Act>(sum[1], a, b[2], b[3]);
-    }
+    float sum[4];
+    multiply_row_tile<Act, kState>(a_row, b_row, sum);
     if (lane % 4 == 0) {
-      products()[lane / 4] = sum[0][0] + sum[1][0];
-      products()[lane / 4 + 8] = sum[0][2] + sum[1][2];
+      products()[lane / 4] = sum[0];
+      products()[lane / 4 + 8] = sum[2];
     }
     __syncwarp();
   }

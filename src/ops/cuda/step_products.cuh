@@ -5,6 +5,24 @@
 
 namespace replayssm::cuda {
 
+// Products of 16 rows with eight, by a warp: `row` and `other` are where this lane's of them lie
+// for load_tiles. sum[2 h + e]: of row lane / 4 + 8 h and other row 2 (lane % 4) + e.
+template <class Act, int kState>
+__device__ inline void multiply_row_tile(const Act* row, const Act* other, float (&sum)[4]) {
+  float part[2][4] = {};
+#pragma unroll
+  for (int k = 0; k < kState; k += 32) {
+    uint32_t a[4], b[4];
+    load_tiles(b, other + k);
+    load_tiles(a, row + k);
+    multiply_tile<Act>(part[0], a, b[0], b[1]);
+    load_tiles(a, row + k + 16);
+    multiply_tile<Act>(part[1], a, b[2], b[3]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum[i] = part[0][i] + part[1][i];
+}
+
 template <class Context>
 class Products {
  public:
@@ -65,16 +83,8 @@ class Products {
     const int other = min(column + lane % 8, count - 1);
     const Act* const b_row =
         (kQueries ? c_.shared.query(other) : c_.shared.key(other)) + lane / 8 * 8;
-    float sum[2][4] = {};
-#pragma unroll
-    for (int k = 0; k < kState; k += 32) {
-      uint32_t a[4], b[4];
-      load_tiles(b, b_row + k);
-      load_tiles(a, a_row + k);
-      multiply_tile<Act>(sum[0], a, b[0], b[1]);
-      load_tiles(a, a_row + k + 16);
-      multiply_tile<Act>(sum[1], a, b[2], b[3]);
-    }
+    float sum[4];
+    multiply_row_tile<Act, kState>(a_row, b_row, sum);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -82,7 +92,7 @@ class Products {
         const int j = row + half * 8 + lane / 4, m = column + lane % 4 * 2 + e;
         if (j < c_.b.rows && m < count)
           (kQueries ? c_.shared.query_products(m) : c_.shared.row_products(m))[j] =
-              sum[0][2 * half + e] + sum[1][2 * half + e];
+              sum[2 * half + e];
       }
   }
 

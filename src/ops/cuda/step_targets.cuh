@@ -200,7 +200,7 @@ class Targets {
 
   __device__ void split(int head, int i, float (&t)[kElems]) const {
     float inverse = 1;
-    if constexpr (kCount > 1 && std::is_same_v<PartOf<Read>, Fp16>) {
+    if constexpr (std::is_same_v<PartOf<Read>, Fp16>) {
       float most = 0;
 #pragma unroll
       for (int e = 0; e < kElems; ++e) most = fmaxf(most, fabsf(t[e]));
