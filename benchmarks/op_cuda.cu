@@ -74,8 +74,12 @@ std::vector<cuda::LaunchConfig> launches(const Op& op, int64_t batch) {
     for (const int slices : {1, 2, 4, 8, 16}) {
       for (const int warps : {1, 2, 4}) {
         for (const int preparing : {0, 1, 2}) {
-          const cuda::LaunchConfig config{heads, slices, warps, preparing};
-          if ((slices == 1 || batch <= 32) && cuts(op.shape, config)) all.push_back(config);
+          for (const bool ahead : {false, true}) {
+            for (const int fold_blocks : {1, 2, 4, 8}) {
+              const cuda::LaunchConfig config{heads, slices, warps, preparing, ahead, fold_blocks};
+              if ((slices == 1 || batch <= 32) && cuts(op.shape, config)) all.push_back(config);
+            }
+          }
         }
       }
     }
@@ -95,11 +99,14 @@ const char* type_code(DType dtype) {
 void print_entry(const cuda::StepDescription& step, const cuda::LaunchConfig& config) {
   constexpr const char* kFamilies[] = {"kMamba2", "kGatedDelta", "kKimiDelta"};
   const auto& s = step.shape;
-  std::printf("{%d, {Family::%s, %ld, %ld, %ld, %ld}, {%s, %s, %s}, %d, %ld, {%d, %d, %d, %d}},\n",
-              cuda::current_device().multiprocessors, kFamilies[static_cast<int>(s.family)],
-              s.heads, s.key_heads, s.head_dim, s.state_dim, type_code(step.types.activation),
-              type_code(step.types.checkpoint), type_code(step.types.read), step.ring.max_window,
-              step.sequences, config.heads, config.slices, config.warps, config.preparing);
+  std::printf(
+      "{%d, {Family::%s, %ld, %ld, %ld, %ld}, {%s, %s, %s}, %d, %ld, "
+      "{%d, %d, %d, %d, %s, %d}},\n",
+      cuda::current_device().multiprocessors, kFamilies[static_cast<int>(s.family)], s.heads,
+      s.key_heads, s.head_dim, s.state_dim, type_code(step.types.activation),
+      type_code(step.types.checkpoint), type_code(step.types.read), step.ring.max_window,
+      step.sequences, config.heads, config.slices, config.warps, config.preparing,
+      config.ahead ? "true" : "false", config.fold_blocks);
   std::fflush(stdout);
 }
 

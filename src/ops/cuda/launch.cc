@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "core/check.h"
 #include "ops/cuda/check_cuda.h"
@@ -9,6 +10,12 @@
 
 namespace replayssm::cuda {
 namespace {
+
+// Of a warp.
+int64_t most_passes(const RecurrentShape& shape, const LaunchConfig& config) {
+  const int64_t passes = shape.head_dim / kPassRows / config.slices;
+  return (passes + config.warps - 1) / config.warps;
+}
 
 bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device) {
   return cuts(step.shape, config) && step_layout(step.shape, step.ring, step.types, config).total <=
@@ -26,6 +33,53 @@ int64_t least_blocks(const StepDescription& step, int64_t block_rows, const Devi
   if (!single) return processors * 5;
   if (bytes > 1) return processors * 11;
   return processors * (block_rows > 320 ? 24 : 15);
+}
+
+// Passes of all states.
+int64_t all_passes(const StepDescription& step) {
+  return step.sequences * step.shape.heads * (step.shape.head_dim / kPassRows);
+}
+// Most passes of a multiprocessor for which the chip has more warps than rows.
+constexpr int64_t kFewPasses = 16;
+
+// Few sequences run ahead.
+std::optional<LaunchConfig> taken_ahead(const StepDescription& step, const Device& device) {
+  const int64_t passes = all_passes(step), processors = device.multiprocessors;
+  if (!step.replays || passes > kFewPasses * processors ||
+      !can_run_ahead(step.shape.family, step.types.activation, step.types.checkpoint,
+                     step.types.read != step.types.checkpoint, step.ring.max_window > 1))
+    return {};
+  const int64_t head_passes = step.shape.head_dim / kPassRows;
+  LaunchConfig config{.ahead = true};
+  const int64_t of_warp = passes <= kFewPasses / 2 * processors ? 1 : kPassesAhead;
+  config.slices = static_cast<int>(std::max<int64_t>(1, head_passes / (config.warps * of_warp)));
+  while (config.slices < head_passes && !cuts(step.shape, config)) ++config.slices;
+  return fits(step, config, device) ? std::optional(config) : std::nullopt;
+}
+
+// A fold is several times as long as a step without. As long as few blocks come behind it, others
+// share it: with several tokens only the delta rule's, whose folds are longest.
+LaunchConfig with_shared_folds(const StepDescription& step, LaunchConfig config,
+                               const Device& device) {
+  const auto& shape = step.shape;
+  const bool many = step.ring.max_window > 1;
+  if (!step.replays || config.slices > 1 || config.preparing > 0 ||
+      (many && !is_delta(shape.family)))
+    return config;
+  const bool tiles = folds_in_tiles(shape.family, step.types.activation, step.types.checkpoint,
+                                    step.types.read != step.types.checkpoint);
+  const int most = many ? 2 : tiles ? 4 : 8;
+  const int64_t most_blocks = (many ? 8 : 16) * device.multiprocessors;
+  const int64_t blocks = step.sequences * shape.heads / config.heads;
+  const int64_t passes = shape.head_dim / kPassRows * config.heads;
+  while (true) {
+    LaunchConfig next = config;
+    next.fold_blocks *= 2;
+    if (next.fold_blocks > most || blocks * next.fold_blocks > most_blocks ||
+        passes < 2 * next.fold_blocks || !cuts(shape, next))
+      return config;
+    config = next;
+  }
 }
 
 // With a launch that prepares, for what was measured to gain by it: large batches, where little is
@@ -76,7 +130,12 @@ bool cuts(const RecurrentShape& shape, const LaunchConfig& config) {
          shape.head_dim % (config.slices * kPassRows) == 0 &&
          (config.heads == 1 || config.slices == 1) && std::has_single_bit(unsigned(config.warps)) &&
          config.warps <= kMaxWarps && config.preparing >= 0 && config.preparing <= kMaxWarps &&
-         (config.preparing == 0 || config.slices == 1);
+         (config.preparing == 0 || config.slices == 1) &&
+         std::has_single_bit(unsigned(config.fold_blocks)) &&
+         shape.head_dim * config.heads % (config.slices * kPassRows * config.fold_blocks) == 0 &&
+         (config.fold_blocks == 1 || (config.preparing == 0 && !config.ahead)) &&
+         (!config.ahead || (config.heads == 1 && config.preparing == 0 &&
+                            most_passes(shape, config) <= kPassesAhead));
 }
 
 LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
@@ -87,12 +146,18 @@ LaunchConfig choose_launch(const StepDescription& step, const Device& device) {
 
 LaunchConfig launch_by_rule(const StepDescription& step, const Device& device) {
   const auto& shape = step.shape;
+  if (const auto config = taken_ahead(step, device)) return *config;
   LaunchConfig config;
-  // Few sequences: slices, until nearly every multiprocessor has two blocks, or three of the delta
-  // rule's, which wait longer for themselves.
+  // Few passes: slices, until nearly every multiprocessor has two blocks, or three of the delta
+  // rule's, which wait longer for themselves; in windows only as long as a warp has much to do.
   const int64_t processors = device.multiprocessors;
-  const int64_t most_blocks = is_delta(shape.family) ? 3 * processors : 2 * processors - 8;
-  while (step.sequences * shape.heads * config.slices < most_blocks) {
+  const bool slices = !step.replays || all_passes(step) <= kFewPasses * processors;
+  const auto most_blocks = [&] {
+    const bool waits = is_delta(shape.family) &&
+                       (step.ring.max_window == 1 || most_passes(shape, config) > kPassesAhead);
+    return waits ? 3 * processors : 2 * processors - 8;
+  };
+  while (slices && step.sequences * shape.heads * config.slices < most_blocks()) {
     LaunchConfig next = config;
     next.slices *= 2;
     if (shape.head_dim / next.slices < 2 * kPassRows || !fits(step, next, device)) break;
@@ -111,12 +176,13 @@ LaunchConfig launch_by_rule(const StepDescription& step, const Device& device) {
     if (!fits(step, next, device)) break;
     config = next;
   }
-  return prepared(step, config, device);
+  return with_shared_folds(step, prepared(step, config, device), device);
 }
 
 std::string to_string(const LaunchConfig& config) {
   return concat("heads=", config.heads, " slices=", config.slices, " warps=", config.warps,
-                " preparing=", config.preparing);
+                " preparing=", config.preparing, " ahead=", int{config.ahead},
+                " fold_blocks=", config.fold_blocks);
 }
 
 }  // namespace replayssm::cuda

@@ -34,7 +34,7 @@ bool cuts(const RecurrentShape& shape, const LaunchConfig& config);
 LaunchConfig choose_launch(const StepDescription& step, const Device& device);
 LaunchConfig launch_by_rule(const StepDescription& step, const Device& device);
 
-// "heads=2 slices=1 warps=4".
+// "heads=2 slices=1 warps=4 preparing=0 ahead=0 fold_blocks=1".
 std::string to_string(const LaunchConfig& config);
 
 }  // namespace replayssm::cuda

@@ -83,6 +83,13 @@ bool prepares(const RecurrentStepParams& p, const LaunchConfig& config, const St
          (mamba ? config.heads <= 4 * config.preparing : p.shape.head_dim == p.shape.state_dim);
 }
 
+// Whether the step can run ahead.
+bool runs_ahead(const RecurrentStepParams& p) {
+  return p.route != Route::kConventional && !p.batch.parent &&
+         can_run_ahead(p.shape.family, p.state.activation_dtype, p.state.checkpoint_dtype,
+                       p.state.read_copy.data, p.batch.ring.max_window > 1);
+}
+
 void launch_part(const RecurrentStepParams& p, const StepLaunch& launch, StepPart part, dim3 grid,
                  cudaStream_t stream) {
   switch (p.shape.family) {
@@ -139,8 +146,9 @@ void run_step(const RecurrentStepParams& p, void* workspace, const LaunchConfig&
   if (launch.conv.x) {
     launch.conv_units = (launch.layout.columns + 2 * static_cast<int>(s.state_dim)) / kConvUnit;
   }
-  const dim3 grid(static_cast<unsigned>(s.heads / config.heads),
+  const dim3 grid(static_cast<unsigned>(s.heads / config.heads * config.fold_blocks),
                   static_cast<unsigned>(p.batch.sequences), static_cast<unsigned>(config.slices));
+  launch.ahead = config.ahead && !launch.fold_all && runs_ahead(p);
   launch.early = int64_t{grid.x} * grid.y * grid.z <= kEarlyBlocks;
   if (workspace && prepares(p, config, launch)) {
     launch.handed = static_cast<char*>(workspace);

@@ -14,8 +14,9 @@ namespace replayssm::cuda {
 struct BlockPlace {
   int head, row;  // its first head, and the first of its rows within that head
   int key_head;
-  bool leads_key;             // the first of its key head's
-  bool owns_key, owns_gates;  // it appends the window's keys, its gates
+  int part;                                // of those blocks that share a fold
+  bool leads_key;                          // the first of its key head's
+  bool owns_values, owns_key, owns_gates;  // it appends the window's values, keys, its gates
   int slot, target, token, window;
   int64_t ring_row;   // the slot's first physical row
   int ring_first;     // row 0, counted from there
@@ -75,7 +76,9 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   BlockPlace b{};
   const auto& config = launch.config;
   const SequencePlan plan = sequence_plan(p, launch);
-  b.head = blockIdx.x * config.heads;
+  const int group = blockIdx.x / static_cast<unsigned>(config.fold_blocks);
+  b.part = blockIdx.x - group * config.fold_blocks;
+  b.head = group * config.heads;
   b.row = blockIdx.z * launch.slice_rows;
   b.key_head = launch.group.divide(b.head);
   b.slot = plan.slot;
@@ -84,8 +87,10 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   b.window = min(plan.window, launch.layout.window);
   b.target = launch.target_slot ? launch.target_slot[plan.sequence] : b.slot;
   const bool keeps = !launch.fold_all && p.route != Route::kConventional;
-  b.leads_key = blockIdx.z == 0 && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
-  b.owns_gates = keeps && blockIdx.z == 0;
+  const bool first = blockIdx.z == 0 && b.part == 0;
+  b.leads_key = first && b.key_head * static_cast<int>(launch.group.divisor) == b.head;
+  b.owns_values = keeps && b.part == 0;
+  b.owns_gates = keeps && first;
   b.owns_key = keeps && b.leads_key;
   if (b.slot < 0) return b;
   b.copies = launch.fold_all && b.target != b.slot && b.target >= 0;

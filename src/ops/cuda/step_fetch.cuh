@@ -82,7 +82,7 @@ class RowFetch {
   // Copies the window from shared memory to the ring. Warps before `first` have other things to do,
   // except for gates.
   __device__ void append(int first) const {
-    if (launch_.fold_all || p_.route == Route::kConventional) return;
+    if (!b_.owns_values) return;
     const int values = launch_.layout.columns / kElems;
     const int units = values + (b_.owns_key ? kState / kElems : 0);
 #pragma unroll 1

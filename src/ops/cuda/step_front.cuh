@@ -93,7 +93,7 @@ class LayerFront {
     int at = n * kElems;
     if (at < launch_.layout.columns)
       return {int(conv.v) + b_.head * launch_.head_dim + b_.row + at,
-              shared_.value(b_.history) + at, shared_.value_stride(), true};
+              shared_.value(b_.history) + at, shared_.value_stride(), b_.part == 0};
     at -= launch_.layout.columns;
     const bool query = at >= kState;
     if (query) at -= kState;

@@ -26,7 +26,13 @@ template <Family kFamily, class Act, class Checkpoint, bool kMany>
 void launch_instance(const RecurrentStepParams& params, const StepLaunch& launch, StepPart part,
                      dim3 grid, cudaStream_t stream) {
   dispatch_read<Act>(params.state.read_copy, [&]<class Read>() {
-    auto kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany>;
+    constexpr bool kAhead = can_run_ahead(kFamily, device_dtype<Act>(), device_dtype<Checkpoint>(),
+                                          !std::is_void_v<Read>, kMany);
+    auto kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany, kAhead>;
+    if constexpr (kAhead && kMany) {
+      if (!launch.ahead)
+        kernel = recurrent_step_kernel<kFamily, Act, Checkpoint, Read, 128, kMany, false>;
+    }
     int bytes = launch.layout.total, warps = launch.config.warps;
     if constexpr (can_prepare(kFamily, device_dtype<Act>(), kMany)) {
       if (part == StepPart::kPreparation) {

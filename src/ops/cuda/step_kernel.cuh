@@ -13,6 +13,7 @@
 #pragma once
 
 #include "ops/cuda/activations.cuh"
+#include "ops/cuda/step_ahead.cuh"
 #include "ops/cuda/step_fetch.cuh"
 #include "ops/cuda/step_mix.cuh"
 #include "ops/cuda/step_products.cuh"
@@ -23,12 +24,12 @@
 namespace replayssm::cuda {
 
 // Blocks of a multiprocessor: what the registers are shared among.
-template <Family kFamily, class Checkpoint, class Read, bool kMany>
+template <Family kFamily, class Checkpoint, class Read, bool kMany, bool kAhead>
 inline constexpr int kBlocks = kFamily != Family::kKimiDelta && !kMany &&
                                        std::is_same_v<Checkpoint, float> && std::is_void_v<Read>
                                    ? 5
-                               : kMany ? 3
-                                       : 4;
+                               : kMany && !kAhead ? 3
+                                                  : 4;
 
 // kMany: windows may have more than one token.
 template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany>
@@ -112,6 +113,37 @@ class BlockStep {
     __syncwarp();
   }
 
+  // The same of a step ahead (step_ahead.cuh): a warp's states, the ring's rows.
+  __device__ void fetch_ahead() const {
+    with_states([&]<class S>() { ahead().template fetch<S>(states()); });
+    if (kIs8Bit<Source> && uses_copy()) fetch_row_scales();
+    Fetch(p_, launch_, b_, shared_).fetch_history();
+    copy_async_wait_all();
+  }
+  // Takes these over those. A barrier is passed.
+  __device__ void replay_ahead() const {
+    form_walk_factors(Fetch(p_, launch_, b_, shared_), 0, b_.history);
+    __syncthreads();
+    with_states([&]<class S>() { ahead().template replay<S>(); });
+  }
+  // The window. Barriers are passed.
+  __device__ void finish_ahead() const {
+    const Fetch rows(p_, launch_, b_, shared_);
+    rows.fetch_window();
+    copy_async_wait_all();
+    __syncthreads();
+    if constexpr (kFamily == Family::kKimiDelta) {
+      rows.form_decays(b_.history, b_.rows);
+      __syncthreads();
+    }
+    if constexpr (kMany) {
+      ahead().weigh_window();
+      __syncthreads();
+    }
+    with_states([&]<class S>() { ahead().template read<S>(); });
+    rows.append(0);
+  }
+
   // Of the rows of this warp; of padding, zeros.
   template <bool kPadding>
   __device__ void store_outputs() const {
@@ -164,10 +196,16 @@ class BlockStep {
   __device__ void with_group(Fn&& fn) const {
     if (b_.replayed == 0 && (!launch_.fold_all || b_.tiled > 0))
       return fn.template operator()<typename Reader::G, false, Source>();
+    with_states([&]<class S>() { fn.template operator()<ReplayGroup<S>, true, S>(); });
+  }
+
+  // Calls fn<S>() with the type of the states that this step reads.
+  template <class Fn>
+  __device__ void with_states(Fn&& fn) const {
     if constexpr (kHasCopy) {
-      if (uses_copy()) return fn.template operator()<ReplayGroup<Source>, true, Source>();
+      if (uses_copy()) return fn.template operator()<Source>();
     }
-    fn.template operator()<ReplayGroup<Checkpoint>, true, Checkpoint>();
+    fn.template operator()<Checkpoint>();
   }
 
   __device__ void fetch_row_scales() const {
@@ -208,11 +246,12 @@ class BlockStep {
     __syncthreads();
     Target(context_).sum_keys();
   }
-  // What a walk needs of the rows [begin, end) besides themselves.
+  // What a walk or a replay needs of the rows [begin, end) besides themselves.
   __device__ void form_walk_factors(const Fetch& rows, int begin, int end) const {
     rows.form_decays(begin, end);
-    Products<Context>(context_).key_factors(begin, end);
+    if constexpr (is_delta(kFamily)) Products<Context>(context_).key_factors(begin, end);
   }
+  __device__ StepAhead<Context, Checkpoint, Read> ahead() const { return {context_, passes_}; }
   __device__ void walk(const Fetch& rows) const {
     form_walk_factors(rows, launch_.early ? b_.history : 0, b_.rows);
     if (!b_.reads_after) __syncthreads();
@@ -260,8 +299,11 @@ class BlockStep {
   const Passes passes_;
 };
 
-template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany>
-__global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, Read, kMany>))
+// kAhead: some steps run ahead (step_ahead.cuh); of windows of several tokens, all.
+template <Family kFamily, class Act, class Checkpoint, class Read, int kState, bool kMany,
+          bool kAhead>
+__global__ void __launch_bounds__(32 * kMaxWarps,
+                                  (kBlocks<kFamily, Checkpoint, Read, kMany, kAhead>))
     recurrent_step_kernel(const __grid_constant__ RecurrentStepParams p,
                           const __grid_constant__ StepLaunch launch) {
   using Step = BlockStep<kFamily, Act, Checkpoint, Read, kState, kMany>;
@@ -270,9 +312,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
   const typename Step::Shared shared(launch.layout, memory, memory + launch.layout.handed);
   // The number of warps is a power of two.
   const int shift = 31 - __clz(launch.config.warps), warp = threadIdx.x / 32;
-  const int passes = launch.config.heads * launch.head_passes;
-  const Passes mine{(warp * passes) >> shift, ((warp + 1) * passes) >> shift};
   const BlockPlace b = block_place(p, launch);
+  if (b.part > 0 && b.stored == 0) return;
+  const int parts = b.stored > 0 ? launch.config.fold_blocks : 1;
+  const int passes = launch.config.heads * launch.head_passes / parts, first = b.part * passes;
+  const Passes mine{first + ((warp * passes) >> shift), first + (((warp + 1) * passes) >> shift)};
   const Step early(p, launch, b, shared, mine);
   if (b.slot < 0) {
     wait_for_predecessor();
@@ -282,16 +326,29 @@ __global__ void __launch_bounds__(32 * kMaxWarps, (kBlocks<kFamily, Checkpoint, 
       launch.fold_all ? b.copies || (b.rows > 0 && b.target == b.slot) : b.window > 0;
   if (!works) return wait_for_predecessor();
 
-  const bool prepared = can_prepare(kFamily, device_dtype<Act>(), kMany) && is_prepared(launch, b);
-  WarpStream stream = prepared ? early.fetch_prepared() : early.fetch();
-  BlockPlace& place = shared.place();
-  if (threadIdx.x == 0) place = b;
-  __syncthreads();
-  if (!prepared) early.prepare();
-  // From here on the place lies in shared memory: registers are for states.
-  const Step step(p, launch, place, shared, mine);
-  step.read(stream);
-  step.template store_outputs<false>();
+  if constexpr (kAhead) {
+    if (kMany || (launch.ahead && b.tiled == 0)) {
+      early.fetch_ahead();
+      if (threadIdx.x == 0) shared.place() = b;
+      __syncthreads();
+      Step(p, launch, shared.place(), shared, mine).replay_ahead();
+      const BlockPlace again = shared.place();  // where registers are not for states
+      return Step(p, launch, again, shared, mine).finish_ahead();
+    }
+  }
+  if constexpr (!kAhead || !kMany) {
+    const bool prepared =
+        can_prepare(kFamily, device_dtype<Act>(), kMany) && is_prepared(launch, b);
+    WarpStream stream = prepared ? early.fetch_prepared() : early.fetch();
+    BlockPlace& place = shared.place();
+    if (threadIdx.x == 0) place = b;
+    __syncthreads();
+    if (!prepared) early.prepare();
+    // From here on the place lies in shared memory: registers are for states.
+    const Step step(p, launch, place, shared, mine);
+    step.read(stream);
+    step.template store_outputs<false>();
+  }
 }
 
 }  // namespace replayssm::cuda

@@ -17,6 +17,7 @@ struct StepLaunch {
   FastDivide passes;                     // by head_passes
   bool early = false;                    // all blocks run at once, and prepare what they can before
                                          // they wait for the kernel before
+  bool ahead = false;                    // LaunchConfig::ahead, where the step can be taken so
   bool fold_all = false;                 // no window: the whole ring goes into the checkpoint
   const int32_t* target_slot = nullptr;  // of fold_all; null: in place
 

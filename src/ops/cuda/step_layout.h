@@ -21,11 +21,15 @@ struct StepTypes {
 
 // A block owns some heads of a key group, or a slice of one head's rows, of one sequence.
 struct LaunchConfig {
-  int heads = 1;      // value heads of a block; more than one only without slices
-  int slices = 1;     // pieces that a head's rows are cut into
-  int warps = 4;      // at most kMaxWarps
-  int preparing = 0;  // warps of a block in a launch before, which does what needs no states; 0:
-                      // there is none. Without slices
+  int heads = 1;       // value heads of a block; more than one only without slices
+  int slices = 1;      // pieces that a head's rows are cut into
+  int warps = 4;       // at most kMaxWarps
+  int preparing = 0;   // warps of a block in a launch before, which does what needs no states; 0:
+                       // there is none. Without slices
+  bool ahead = false;  // takes states through the ring's rows before it waits for the kernel
+                       // before: one head, and at most kPassesAhead passes a warp
+  int fold_blocks = 1;  // that share the rows of one where the step folds: a power of two. Neither
+                        // with preparing nor ahead
 
   friend bool operator==(const LaunchConfig&, const LaunchConfig&) = default;
 };
@@ -43,6 +47,9 @@ inline constexpr int kConvUnit = 4, kFusedTaps = 4;
 
 // Words of 16 bytes that a lane has in flight: so many groups of so many.
 inline constexpr int kGroupWords = 8, kGroupsInFlight = 2;
+
+// Most passes of a warp whose states, as floats, lie where its words in flight would.
+inline constexpr int kPassesAhead = kGroupsInFlight;
 
 // 16-bit parts of a number that is an operand of the tensor cores: they keep its 24 bits.
 inline constexpr int kParts = 3;
@@ -143,6 +150,14 @@ inline constexpr int kFoldRowBytes = 4 * 16 * kMostTileRows;
 constexpr bool folds_in_tiles(Family family, DType activation, DType checkpoint, bool has_copy) {
   if (!are_operands(activation) || dtype_bytes(checkpoint) != 2 || has_copy) return false;
   return family == Family::kMamba2 || (family == Family::kGatedDelta && checkpoint == activation);
+}
+
+// Whether steps may run ahead. With one token those that fold on the tensor cores then do not;
+// windows of several have a kernel of their own, which all steps take.
+constexpr bool can_run_ahead(Family family, DType activation, DType checkpoint, bool has_copy,
+                             bool many) {
+  return are_operands(activation) &&
+         !(many && folds_in_tiles(family, activation, checkpoint, has_copy));
 }
 
 // The Gram form in place of a walk.

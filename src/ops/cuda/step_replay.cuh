@@ -33,24 +33,33 @@ class RowReplay {
   __device__ void run(const uint4* words, int head, int column, int passes) const {
     using Map = RowMap<S, kState>;
     float s[kRows][kPerLane];
+    recur<S>(words, head, column, passes, b_.replayed, s, [&](int j) {
+      if (b_.reads_after && j >= b_.history) read<Map>(head, j - b_.history, column, passes, s);
+    });
+    if (b_.reads_after) return;
+#pragma unroll 1
+    for (int i = 0; i < b_.window; ++i) read<Map>(head, i, column, passes, s);
+  }
+
+  // The same without outputs: the first `stop` rows of ring and window. Calls then(j) behind each.
+  template <class S, class Fn>
+  __device__ void recur(const uint4* words, int head, int column, int passes, int stop, States s,
+                        Fn&& then) const {
     unpack<S>(words, column, passes, s);
     Row row = first_row<S>(head, column);
     int j = 0;
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {
-      const int stop = part == 0 ? b_.stored : b_.replayed;
+      const int end = part == 0 ? b_.stored : stop;
 #pragma unroll 1
-      for (; j < stop; ++j) {
+      for (; j < end; ++j) {
         update<S>(row, s);
-        if (b_.reads_after && j >= b_.history) read<Map>(head, j - b_.history, column, passes, s);
+        then(j);
       }
       if constexpr (std::is_same_v<S, Checkpoint>) {
-        if (part == 0 && (stop > 0 || launch_.fold_all)) store<Map>(column, passes, s);
+        if (part == 0 && (end > 0 || launch_.fold_all)) store<RowMap<S, kState>>(column, passes, s);
       }
     }
-    if (b_.reads_after) return;
-#pragma unroll 1
-    for (int i = 0; i < b_.window; ++i) read<Map>(head, i, column, passes, s);
   }
 
  private:

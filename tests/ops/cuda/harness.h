@@ -231,20 +231,30 @@ inline bool same_bytes(Pool& x, Pool& y) {
   return true;
 }
 
-// The same twice, where not told how: as is chosen for so small a batch, and prepared by a launch
-// of its own. Both leave the same bytes. Their outputs are sums of some hundred products in other
-// orders, and may be rounded apart by a unit in the last place.
-inline std::vector<std::vector<float>> run(const Case& c, Pool& pool, Route route,
-                                           const std::vector<Window>& windows,
-                                           const std::optional<cuda::LaunchConfig>& config = {}) {
-  if (config) return run_once(c, pool, route, windows, config);
-  Pool other = pool;
-  const auto outputs = run_once(c, pool, route, windows, {});
-  const bool many = pool.ring().max_window > 1;
-  if (route != Route::kOutputOnly || !cuda::can_prepare(c.shape.family, c.activation, many))
-    return outputs;
-  const auto prepared = run_once(c, other, route, windows, prepared_launch(c.shape));
-  EXPECT_TRUE(same_bytes(pool, other)) << name(c);
+// As many rows a warp as may be.
+inline cuda::LaunchConfig ahead_launch(const RecurrentShape& shape, int warps) {
+  cuda::LaunchConfig config{.warps = warps, .ahead = true};
+  while (!cuda::cuts(shape, config)) ++config.slices;
+  return config;
+}
+
+// As many blocks to a fold as may be.
+inline cuda::LaunchConfig shared_fold_launch(const RecurrentShape& shape) {
+  cuda::LaunchConfig config{.heads = shape.heads / shape.key_heads % 2 == 0 ? 2 : 1, .warps = 2};
+  for (cuda::LaunchConfig next = config; cuda::cuts(shape, next); next.fold_blocks *= 2)
+    config = next;
+  return config;
+}
+
+// Takes the same steps otherwise cut, and expects the same bytes of them. Outputs are sums of some
+// hundred products in other orders, and may be rounded apart by a unit in the last place.
+inline void expect_same(const Case& c, const Pool& before, Pool& after, Route route,
+                        const std::vector<Window>& windows,
+                        const std::vector<std::vector<float>>& outputs,
+                        const cuda::LaunchConfig& config) {
+  Pool pool = before;
+  const auto others = run_once(c, pool, route, windows, config);
+  EXPECT_TRUE(same_bytes(pool, after)) << name(c) << " " << to_string(config);
   const double rounding = c.output == DType::kFloat32   ? 0
                           : c.output == DType::kFloat16 ? 0x1p-10
                                                         : 0x1p-7;
@@ -252,9 +262,29 @@ inline std::vector<std::vector<float>> run(const Case& c, Pool& pool, Route rout
     float most = 0;
     for (const float x : outputs[w]) most = std::max(most, std::fabs(x));
     for (size_t i = 0; i < outputs[w].size(); ++i)
-      EXPECT_NEAR(prepared[w][i], outputs[w][i], 1e-5 * most + rounding * std::fabs(outputs[w][i]))
-          << name(c) << " window " << w << " at " << i;
+      EXPECT_NEAR(others[w][i], outputs[w][i], 1e-5 * most + rounding * std::fabs(outputs[w][i]))
+          << name(c) << " " << to_string(config) << " window " << w << " at " << i;
   }
+}
+
+// Where not told how, takes the step as is chosen for so small a batch; and in all other ways that
+// there are besides.
+inline std::vector<std::vector<float>> run(const Case& c, Pool& pool, Route route,
+                                           const std::vector<Window>& windows,
+                                           const std::optional<cuda::LaunchConfig>& config = {}) {
+  if (config) return run_once(c, pool, route, windows, config);
+  const Pool before = pool;
+  const auto outputs = run_once(c, pool, route, windows, {});
+  if (route == Route::kConventional || !cuda::are_operands(c.activation)) return outputs;
+  const auto compare = [&](const cuda::LaunchConfig& other) {
+    expect_same(c, before, pool, route, windows, outputs, other);
+  };
+  if (route == Route::kOutputOnly &&
+      cuda::can_prepare(c.shape.family, c.activation, pool.ring().max_window > 1))
+    compare(prepared_launch(c.shape));
+  if (c.shape.head_dim % cuda::kPassRows != 0) return outputs;
+  for (const int warps : {1, 4}) compare(ahead_launch(c.shape, warps));
+  compare(shared_fold_launch(c.shape));
   return outputs;
 }
 

@@ -67,6 +67,46 @@ TEST(ChooseLaunch, PreparesLargeBatchesWhereItPays) {
   EXPECT_EQ(preparing(conventional), 0);
 }
 
+LaunchConfig chosen(StepDescription step, int32_t max_window = 1) {
+  step.types.activation = DType::kBFloat16;
+  step.ring.max_window = max_window;
+  return choose_launch(step, kH200);
+}
+StepDescription of_sixteen_bits(const RecurrentShape& shape, int64_t sequences) {
+  StepDescription s = step(shape, sequences, DType::kBFloat16);
+  s.types.checkpoint = DType::kBFloat16;
+  return s;
+}
+
+// The recurrence itself, while the kernel before runs, costs a small grid nothing.
+TEST(ChooseLaunch, RunsAheadInSmallBatches) {
+  for (const int i : {0, 1, 3, 5}) EXPECT_TRUE(chosen(step(kShapes[i], 1)).ahead) << i;
+  const auto& gdn = kShapes[3];
+  EXPECT_TRUE(chosen(step(gdn, 4)).ahead);
+  EXPECT_FALSE(chosen(step(gdn, 8)).ahead);
+  EXPECT_TRUE(chosen(of_sixteen_bits(gdn, 2)).ahead);
+  EXPECT_TRUE(chosen(step(gdn, 2), 5).ahead);
+  EXPECT_FALSE(chosen(step(gdn, 8), 5).ahead);
+  EXPECT_FALSE(chosen(of_sixteen_bits(gdn, 1), 5).ahead);  // folds on the tensor cores
+  StepDescription conventional = step(gdn, 1);
+  conventional.replays = false;
+  EXPECT_FALSE(chosen(conventional).ahead);
+}
+
+// As long as the chip has room for more blocks than there are.
+TEST(ChooseLaunch, SharesFoldsInBatchesOfSomeTens) {
+  const auto& gdn = kShapes[3];
+  EXPECT_EQ(chosen(step(gdn, 1)).fold_blocks, 1);
+  EXPECT_EQ(chosen(step(gdn, 8)).fold_blocks, 8);
+  EXPECT_EQ(chosen(step(gdn, 32)).fold_blocks, 2);
+  EXPECT_EQ(chosen(step(gdn, 256)).fold_blocks, 1);
+  EXPECT_EQ(chosen(step(gdn, 8), 5).fold_blocks, 2);
+  EXPECT_EQ(chosen(step(kShapes[0], 8), 5).fold_blocks, 1);
+  StepDescription conventional = step(gdn, 8);
+  conventional.replays = false;
+  EXPECT_EQ(chosen(conventional).fold_blocks, 1);
+}
+
 TEST(ChooseLaunch, IsAFunctionOfItsArguments) {
   for (const auto& shape : kShapes)
     EXPECT_EQ(choose_launch(step(shape, 64), kH200), choose_launch(step(shape, 64), kH200));
@@ -74,7 +114,7 @@ TEST(ChooseLaunch, IsAFunctionOfItsArguments) {
 
 TEST(LaunchConfig, IsPrintable) {
   EXPECT_EQ(to_string(LaunchConfig{.heads = 2, .slices = 1, .warps = 4, .preparing = 1}),
-            "heads=2 slices=1 warps=4 preparing=1");
+            "heads=2 slices=1 warps=4 preparing=1 ahead=0 fold_blocks=1");
 }
 
 TEST(LaunchTable, GivesTheNearestOfTheSameKind) {

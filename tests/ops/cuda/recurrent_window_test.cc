@@ -127,15 +127,19 @@ TEST_P(CudaWindow, RaggedNeighboursOrderAndLaunchChangeNoBit) {
     std::mt19937 random(12);
     for (int64_t t = 0, u = 0; t < 30 && u < 30;) {
       const int64_t tokens = 1 + random() % 5, others = 1 + random() % 5;
+      // As is chosen, or cut otherwise: outputs of steps that run ahead have other bits.
+      using Cut = std::optional<cuda::LaunchConfig>;
+      const Cut wide = t % 2 ? cuda::LaunchConfig{.warps = 2} : Cut{};
+      const Cut cut = t % 2 ? cuda::LaunchConfig{.warps = 1} : Cut{};
       const auto batch = run(c, together, route,
                              {{&other, u, u + others, 1, {}},
                               {&other, 0, 3, -1, {}},
                               {&in, t, t + tokens, 3, {}},
-                              {&in, 0, 0, 2, {}}});
-      const cuda::LaunchConfig small{.heads = 1, .slices = 1, .warps = 1};
-      const auto cut = t % 2 ? std::optional(small) : std::nullopt;
+                              {&in, 0, 0, 2, {}}},
+                             wide);
       EXPECT_EQ(run(c, alone, route, {{&in, t, t + tokens, 0, {}}}, cut)[0], batch[2]) << name(c);
-      EXPECT_EQ(run(c, alone, route, {{&other, u, u + others, 1, {}}})[0], batch[0]) << name(c);
+      EXPECT_EQ(run(c, alone, route, {{&other, u, u + others, 1, {}}}, cut)[0], batch[0])
+          << name(c);
       EXPECT_EQ(std::ranges::count(batch[1], 0.0f), std::ssize(batch[1]));
       t += tokens, u += others;
       commit_step(alone.cursors[0], tokens, route);
