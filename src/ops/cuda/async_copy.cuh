@@ -16,8 +16,9 @@ __device__ inline void release_successor() {
 #endif
 }
 
-// Returns when all kernels before are done. What a kernel reads earlier must not be written by
-// kernels that it may overlap: those since the last begin or commit, which do not overlap anything.
+// Returns when all kernels before are done. What a kernel reads earlier must not be written, and
+// what it writes earlier not be touched, by kernels that it may overlap: those since the last begin
+// or commit, which do not overlap anything.
 __device__ inline void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

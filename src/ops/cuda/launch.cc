@@ -58,25 +58,25 @@ std::optional<LaunchConfig> taken_ahead(const StepDescription& step, const Devic
 }
 
 // A fold is several times as long as a step without. As long as few blocks come behind it, others
-// share it: with several tokens only the delta rule's, whose folds are longest.
+// share it: the delta rule's, which is the longest, and Mamba-2's of single tokens where it does
+// not run on the tensor cores.
 LaunchConfig with_shared_folds(const StepDescription& step, LaunchConfig config,
                                const Device& device) {
   const auto& shape = step.shape;
-  const bool many = step.ring.max_window > 1;
-  if (!step.replays || config.slices > 1 || config.preparing > 0 ||
-      (many && !is_delta(shape.family)))
-    return config;
+  const bool many = step.ring.max_window > 1, delta = is_delta(shape.family);
   const bool tiles = folds_in_tiles(shape.family, step.types.activation, step.types.checkpoint,
                                     step.types.read != step.types.checkpoint);
+  if (!step.replays || config.slices > 1 || config.preparing > 0 || (!delta && (many || tiles)))
+    return config;
   const int most = many ? 2 : tiles ? 4 : 8;
   const int64_t most_blocks = (many ? 8 : 16) * device.multiprocessors;
   const int64_t blocks = step.sequences * shape.heads / config.heads;
-  const int64_t passes = shape.head_dim / kPassRows * config.heads;
+  const int64_t passes = shape.head_dim / kPassRows * config.heads, least_passes = delta ? 2 : 5;
   while (true) {
     LaunchConfig next = config;
     next.fold_blocks *= 2;
     if (next.fold_blocks > most || blocks * next.fold_blocks > most_blocks ||
-        passes < 2 * next.fold_blocks || !cuts(shape, next))
+        passes < least_passes * next.fold_blocks || !cuts(shape, next))
       return config;
     config = next;
   }

@@ -21,13 +21,13 @@ struct StepTypes {
 
 // A block owns some heads of a key group, or a slice of one head's rows, of one sequence.
 struct LaunchConfig {
-  int heads = 1;       // value heads of a block; more than one only without slices
-  int slices = 1;      // pieces that a head's rows are cut into
-  int warps = 4;       // at most kMaxWarps
-  int preparing = 0;   // warps of a block in a launch before, which does what needs no states; 0:
-                       // there is none. Without slices
-  bool ahead = false;  // takes states through the ring's rows before it waits for the kernel
-                       // before: one head, and at most kPassesAhead passes a warp
+  int heads = 1;        // value heads of a block; more than one only without slices
+  int slices = 1;       // pieces that a head's rows are cut into
+  int warps = 4;        // at most kMaxWarps
+  int preparing = 0;    // warps of a block in a launch before, which does what needs no states; 0:
+                        // there is none. Without slices
+  bool ahead = false;   // takes states through the ring's rows before it waits for the kernel
+                        // before: one head, and at most kPassesAhead passes a warp
   int fold_blocks = 1;  // that share the rows of one where the step folds: a power of two. Neither
                         // with preparing nor ahead
 

@@ -247,7 +247,8 @@ inline cuda::LaunchConfig shared_fold_launch(const RecurrentShape& shape) {
 }
 
 // Takes the same steps otherwise cut, and expects the same bytes of them. Outputs are sums of some
-// hundred products in other orders, and may be rounded apart by a unit in the last place.
+// hundred products in other orders, each as good as is promised for the hardest cases (2e-5), and
+// may be rounded apart by a unit in the last place.
 inline void expect_same(const Case& c, const Pool& before, Pool& after, Route route,
                         const std::vector<Window>& windows,
                         const std::vector<std::vector<float>>& outputs,
@@ -262,7 +263,7 @@ inline void expect_same(const Case& c, const Pool& before, Pool& after, Route ro
     float most = 0;
     for (const float x : outputs[w]) most = std::max(most, std::fabs(x));
     for (size_t i = 0; i < outputs[w].size(); ++i)
-      EXPECT_NEAR(others[w][i], outputs[w][i], 1e-5 * most + rounding * std::fabs(outputs[w][i]))
+      EXPECT_NEAR(others[w][i], outputs[w][i], 4e-5 * most + rounding * std::fabs(outputs[w][i]))
           << name(c) << " " << to_string(config) << " window " << w << " at " << i;
   }
 }

@@ -101,6 +101,8 @@ TEST(ChooseLaunch, SharesFoldsInBatchesOfSomeTens) {
   EXPECT_EQ(chosen(step(gdn, 32)).fold_blocks, 2);
   EXPECT_EQ(chosen(step(gdn, 256)).fold_blocks, 1);
   EXPECT_EQ(chosen(step(gdn, 8), 5).fold_blocks, 2);
+  EXPECT_EQ(chosen(step(kShapes[1], 8)).fold_blocks, 2);
+  EXPECT_EQ(chosen(of_sixteen_bits(kShapes[0], 8)).fold_blocks, 1);
   EXPECT_EQ(chosen(step(kShapes[0], 8), 5).fold_blocks, 1);
   StepDescription conventional = step(gdn, 8);
   conventional.replays = false;
