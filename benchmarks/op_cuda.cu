@@ -70,18 +70,20 @@ void compare_fused(const Op& op, int64_t batch, const Windows& windows, cudaStre
 // All ways to cut this step that may pay.
 std::vector<cuda::LaunchConfig> launches(const Op& op, int64_t batch) {
   std::vector<cuda::LaunchConfig> all;
+  const auto add = [&](const cuda::LaunchConfig& config) {
+    if (cuts(op.shape, config)) all.push_back(config);
+  };
   for (const int heads : {1, 2, 4, 8}) {
-    for (const int slices : {1, 2, 4, 8, 16}) {
-      for (const int warps : {1, 2, 4}) {
-        for (const int preparing : {0, 1, 2}) {
-          for (const bool ahead : {false, true}) {
-            for (const int fold_blocks : {1, 2, 4, 8}) {
-              const cuda::LaunchConfig config{heads, slices, warps, preparing, ahead, fold_blocks};
-              if ((slices == 1 || batch <= 32) && cuts(op.shape, config)) all.push_back(config);
-            }
-          }
-        }
+    for (const int warps : {1, 2, 4}) {
+      for (const int slices : {1, 2, 4, 8, 16}) {
+        if (slices > 1 && batch > 32) break;
+        add({.heads = heads, .slices = slices, .warps = warps});
+        if (batch <= 16) add({.heads = heads, .slices = slices, .warps = warps, .ahead = true});
       }
+      for (const int preparing : {1, 2})
+        add({.heads = heads, .warps = warps, .preparing = preparing});
+      for (const int fold_blocks : {2, 4, 8})
+        if (batch <= 128) add({.heads = heads, .warps = warps, .fold_blocks = fold_blocks});
     }
   }
   return all;
