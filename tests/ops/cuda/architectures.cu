@@ -6,8 +6,12 @@
 
 namespace replayssm::cuda {
 
-template __global__ void recurrent_step_kernel<Family::kGatedDelta, Bf16, Bf16, void, 128, true>(
-    const __grid_constant__ RecurrentStepParams, const __grid_constant__ StepLaunch);
+template __global__ void recurrent_step_kernel<Family::kGatedDelta, Bf16, Bf16, void, 128, true,
+                                               false>(const __grid_constant__ RecurrentStepParams,
+                                                      const __grid_constant__ StepLaunch);
+template __global__ void recurrent_step_kernel<Family::kKimiDelta, Bf16, float, void, 128, true,
+                                               true>(const __grid_constant__ RecurrentStepParams,
+                                                     const __grid_constant__ StepLaunch);
 template __global__ void general_step_kernel<Family::kKimiDelta, Bf16, 64, true>(
     const __grid_constant__ RecurrentStepParams, const __grid_constant__ TokenLaunch);
 template __global__ void paged_tokens_kernel<REPLAYSSM_GATED_DELTA, Bf16, float, 128>(
