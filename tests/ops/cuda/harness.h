@@ -246,13 +246,15 @@ inline cuda::LaunchConfig shared_fold_launch(const RecurrentShape& shape) {
   return config;
 }
 
-// Takes the same steps otherwise cut, and expects the same bytes of them. Outputs are sums of some
-// hundred products in other orders, each as good as is promised for the hardest cases (2e-5), and
-// may be rounded apart by a unit in the last place.
+// Of outputs that are sums of some hundred products in other orders; of the largest.
+inline constexpr double kReordered = 1e-5;
+
+// Takes the same steps otherwise cut, and expects the same bytes of them. Outputs may be rounded
+// apart by a unit in the last place besides.
 inline void expect_same(const Case& c, const Pool& before, Pool& after, Route route,
                         const std::vector<Window>& windows,
                         const std::vector<std::vector<float>>& outputs,
-                        const cuda::LaunchConfig& config) {
+                        const cuda::LaunchConfig& config, double reordered) {
   Pool pool = before;
   const auto others = run_once(c, pool, route, windows, config);
   EXPECT_TRUE(same_bytes(pool, after)) << name(c) << " " << to_string(config);
@@ -263,7 +265,8 @@ inline void expect_same(const Case& c, const Pool& before, Pool& after, Route ro
     float most = 0;
     for (const float x : outputs[w]) most = std::max(most, std::fabs(x));
     for (size_t i = 0; i < outputs[w].size(); ++i)
-      EXPECT_NEAR(others[w][i], outputs[w][i], 4e-5 * most + rounding * std::fabs(outputs[w][i]))
+      EXPECT_NEAR(others[w][i], outputs[w][i],
+                  reordered * most + rounding * std::fabs(outputs[w][i]))
           << name(c) << " " << to_string(config) << " window " << w << " at " << i;
   }
 }
@@ -272,13 +275,14 @@ inline void expect_same(const Case& c, const Pool& before, Pool& after, Route ro
 // there are besides.
 inline std::vector<std::vector<float>> run(const Case& c, Pool& pool, Route route,
                                            const std::vector<Window>& windows,
-                                           const std::optional<cuda::LaunchConfig>& config = {}) {
+                                           const std::optional<cuda::LaunchConfig>& config = {},
+                                           double reordered = kReordered) {
   if (config) return run_once(c, pool, route, windows, config);
   const Pool before = pool;
   const auto outputs = run_once(c, pool, route, windows, {});
   if (route == Route::kConventional || !cuda::are_operands(c.activation)) return outputs;
   const auto compare = [&](const cuda::LaunchConfig& other) {
-    expect_same(c, before, pool, route, windows, outputs, other);
+    expect_same(c, before, pool, route, windows, outputs, other, reordered);
   };
   if (route == Route::kOutputOnly &&
       cuda::can_prepare(c.shape.family, c.activation, pool.ring().max_window > 1))
@@ -317,11 +321,12 @@ inline void fold(const Case& c, Pool& pool, int32_t slot, std::optional<int32_t>
 // Decodes tokens [begin, end) of a sequence in `slot` by windows of `window` tokens, all accepted.
 inline std::vector<float> decode(const Case& c, Pool& pool, Route route, const Inputs& in,
                                  int64_t begin, int64_t end, int64_t window, int32_t slot = 0,
-                                 const std::optional<cuda::LaunchConfig>& config = {}) {
+                                 const std::optional<cuda::LaunchConfig>& config = {},
+                                 double reordered = kReordered) {
   std::vector<float> o;
   for (int64_t t = begin; t < end; t += window) {
     const int64_t behind = std::min(end, t + window);
-    const auto out = run(c, pool, route, {{&in, t, behind, slot, {}}}, config)[0];
+    const auto out = run(c, pool, route, {{&in, t, behind, slot, {}}}, config, reordered)[0];
     o.insert(o.end(), out.begin(), out.end());
     commit_step(pool.cursors[slot], behind - t, route);
   }

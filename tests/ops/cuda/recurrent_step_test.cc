@@ -219,7 +219,9 @@ TEST(CudaStepExtremes, HardCasesStayAccurate) {
       for (const Route route : kRoutes) {
         Pool pool(c, {.buffer_len = 16}, 1);
         pool.clear(0);
-        const double error = relative_error(decode(c, pool, route, in, 0, tokens, 1), want.o);
+        // Two results may be twice as far apart as each may be from what is right.
+        const auto o = decode(c, pool, route, in, 0, tokens, 1, 0, {}, 2 * 2e-5);
+        const double error = relative_error(o, want.o);
         if (route == Route::kConventional) conventional = error;
         EXPECT_LT(error, 2e-5) << family_name(family) << " " << route_name(route) << forgets;
         EXPECT_LT(error, 4 * std::max(conventional, 1e-7))
