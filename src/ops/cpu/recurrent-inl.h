@@ -25,6 +25,7 @@ namespace replayssm::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+using replayssm::HWY_NAMESPACE::Codes;
 using replayssm::HWY_NAMESPACE::ExpF32;
 using replayssm::HWY_NAMESPACE::ForVectors;
 using replayssm::HWY_NAMESPACE::kLoadFactor;

@@ -55,37 +55,36 @@ inline constexpr int64_t kLine = 64;
 inline void prefetch_near(const char* p) { __builtin_prefetch(p, 0, 3); }
 inline void prefetch_far(const char* p) { __builtin_prefetch(p, 0, 2); }
 
-// Memory to fetch.
+// Memory to fetch: `bytes` from `data` on, and as many from `apart` bytes further on. Memory
+// delivers two streams faster than one.
 struct FetchPiece {
   void fetch() const {
-    for (int64_t i = 0; i < bytes; i += kLine) prefetch_far(data + i);
+    for (int64_t i = 0; i < bytes; i += kLine) {
+      prefetch_far(data + i);
+      prefetch_far(data + apart + i);
+    }
   }
 
   const char* data = nullptr;
-  int64_t bytes = 0;
+  int64_t apart = 0, bytes = 0;
 };
 
-// Fetches what blocks read ahead of where they are. While a state is read, it follows a short way
-// behind, and the inputs of the next block are fetched row by row. Phases that compute without
-// reading run further ahead, across blocks, so that memory is busy meanwhile. Pieces have few
-// sizes: loops over their lines are easy to predict.
+// Fetches what blocks read ahead of where they are, across blocks, so that memory is busy whatever
+// a block does: about as fast as memory delivers while it computes, as much as it reads while it
+// reads, and row by row the inputs of the next block.
 class Prefetcher {
  public:
-  // How far ahead of the place that is read, by the size of its elements, and of the place that is
-  // read and written back.
-  static constexpr int64_t read_ahead(size_t element) { return element == 4 ? 1024 : 4096; }
-  static constexpr int64_t kRewriteAhead = 4096;
-
   // Everything is one state, which starts anywhere.
   Prefetcher() {
     now_.bytes = front_.bytes = std::numeric_limits<int64_t>::max();
     inputs_block_ = kNever;
+    ahead_ = kShortAhead;
   }
   // `bytes`: of all states of the source. Few are left to the core's own prefetcher: they may well
   // be in the cache.
   Prefetcher(ReadSource& source, int64_t bytes) {
     if (bytes <= kFewBytes) {
-      fetched_ = kRunAhead;
+      ahead_ = 0;
       inputs_block_ = kNever;
       return;
     }
@@ -100,32 +99,34 @@ class Prefetcher {
     now_ = now;
     reached_ = start_;
     ++block_;
-    if (front_block_ < block_) {
-      next_state();
-      fetched_ = start_;
-    }
+    if (front_block_ < block_) next_state();
     if (inputs_block_ < block_) next_inputs();
   }
 
-  // The state is being read at `position`, `bytes` at a time; returns what to fetch meanwhile.
-  // Positions outside of it, as those of scratch memory, need no fetching.
-  FetchPiece reading(const void* position, int64_t bytes, int64_t distance) {
+  // `bytes` of the state are about to be read at `position`. Positions outside of it, as those of
+  // scratch memory, need no fetching.
+  void reading(const void* position, int64_t bytes) {
+    if (ahead_ == 0) return;
     if (inputs_block_ <= block_ + 1) fetch_inputs();
     const auto in_state = static_cast<int64_t>(address(position) - address(now_.data));
-    if (in_state < 0 || in_state >= now_.bytes) return {};
+    if (in_state < 0 || in_state >= now_.bytes) return;
     reached_ = start_ + in_state;
-    if (front_block_ == block_ && (fetched_ < reached_ || fetched_ > reached_ + kRunAhead)) {
-      fetched_ = reached_;
-      in_front_ = in_state;
+    if (front_block_ == block_ && (fetched() < reached_ || fetched() > reached_ + kMostAhead)) {
+      span_ = in_state;
+      in_span_ = 0;
     }
-    // The distance is made up where nothing was fetched ahead.
-    if (fetched_ >= reached_ + distance) return {};
-    return next_of_state(2 * bytes);
+    // What is ahead is read faster than memory delivers: a part of it keeps memory busy.
+    const int64_t ahead = fetched() - reached_;
+    if (ahead < ahead_) {
+      next_of_state(2 * bytes).fetch();
+    } else if (ahead < kMostAhead) {
+      next_of_state(bytes / 4).fetch();
+    }
   }
 
   // Up to `bytes` to fetch while the caller computes without reading.
   FetchPiece computing(int64_t bytes) {
-    if (fetched_ >= reached_ + kRunAhead) return {};
+    if (ahead_ == 0 || fetched() >= reached_ + kMostAhead) return {};
     if (inputs_block_ <= front_block_) {
       fetch_inputs();
       return {};
@@ -136,31 +137,37 @@ class Prefetcher {
   void computing() { computing(kComputeBytes).fetch(); }
 
  private:
-  static constexpr int64_t kRunAhead = 262144, kComputeBytes = 1024;
+  static constexpr int64_t kAhead = 65536, kMostAhead = 393216, kShortAhead = 4096;
+  static constexpr int64_t kComputeBytes = 1024;
   static constexpr int64_t kFewBytes = 262144;
+  // What is fetched as two streams, of which each takes a half.
+  static constexpr int64_t kSpan = 65536;
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
   static uintptr_t address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+
+  int64_t fetched() const { return front_start_ + span_ + 2 * in_span_; }
 
   void next_inputs() {
     row_ = 0;
     inputs_block_ = source_->next_inputs(inputs_) ? inputs_block_ + 1 : kNever;
   }
   void next_state() {
-    in_front_ = 0;
+    front_start_ += front_.bytes;
+    span_ = in_span_ = 0;
     if (source_ == nullptr || !source_->next_state(front_)) {
       front_ = {};
       front_block_ = kNever;
       return;
     }
     ++front_block_;
-    lines(front_.scales, front_.scale_bytes).fetch();
+    lines(front_.scales, front_.scale_bytes);
   }
 
-  // The lines of `bytes` of memory.
-  static FetchPiece lines(const char* data, int64_t bytes) {
+  // Fetches the lines of `bytes` of memory.
+  static void lines(const char* data, int64_t bytes) {
     const auto before = static_cast<int64_t>(address(data) % kLine);
-    return {data - before, before + bytes};
+    for (int64_t i = -before; i < bytes; i += kLine) prefetch_far(data + i);
   }
 
   // A row of the inputs.
@@ -172,26 +179,34 @@ class Prefetcher {
     if (place >= reads.wrap) place -= reads.wrap;
     for (size_t i = 0; i < reads.count; ++i) {
       const RowReads::Part& part = reads.parts[i];
-      lines(part.place0 + place * part.stride, part.bytes).fetch();
+      lines(part.place0 + place * part.stride, part.bytes);
     }
   }
 
   FetchPiece next_of_state(int64_t bytes) {
-    bytes = std::min(bytes, front_.bytes - in_front_);
+    if (front_.bytes == 0) return {};
+    const int64_t rest = (front_.bytes - span_) / 2;
+    const int64_t half = rest < kSpan / 2 ? (rest + kLine - 1) / kLine * kLine : kSpan / 2;
+    bytes = std::min((bytes / 2 + kLine - 1) / kLine * kLine, half - in_span_);
     // As a number: without a source it counts from zero.  NOLINTNEXTLINE(performance-no-int-to-ptr)
-    const FetchPiece piece{reinterpret_cast<const char*>(address(front_.data) + in_front_), bytes};
-    in_front_ += bytes;
-    fetched_ += bytes;
-    if (in_front_ == front_.bytes) next_state();
+    const FetchPiece piece{reinterpret_cast<const char*>(address(front_.data) + span_ + in_span_),
+                           half, bytes};
+    in_span_ += bytes;
+    if (in_span_ == half) {
+      span_ += 2 * half;
+      in_span_ = 0;
+      if (span_ >= front_.bytes) next_state();
+    }
     return piece;
   }
 
   ReadSource* source_ = nullptr;
+  int64_t ahead_ = kAhead;
   // The block at hand. Positions count the bytes of all states, one behind the other.
   int64_t block_ = -1, start_ = 0, reached_ = 0;
   StateReads now_;
-  // How far states are fetched.
-  int64_t front_block_ = -1, in_front_ = 0, fetched_ = 0;
+  // How far states are fetched: all before the span, and of that so much of each half.
+  int64_t front_block_ = -1, front_start_ = 0, span_ = 0, in_span_ = 0;
   StateReads front_;
   // How far inputs are.
   int64_t inputs_block_ = -1, row_ = 0;
@@ -208,21 +223,26 @@ class LineFeed {
   // `bytes` of the state are read at `position`; kChain: before many tokens.
   template <bool kChain>
   void reading(const void* position, int64_t bytes) {
-    prefetcher_.reading(position, bytes, Prefetcher::kRewriteAhead).fetch();
+    prefetcher_.reading(position, bytes);
     if (!kChain) return;
     near_ = static_cast<const char*>(position) + bytes;
     if (far_ < end_) return;
     const FetchPiece piece = prefetcher_.computing(kPiece);
     far_ = piece.bytes > 0 ? piece.data : near_;
+    apart_ = piece.apart;
     end_ = far_ + piece.bytes;
   }
 
-  // A token's share.
+  // A token's share; kLong: of a family whose tokens take long.
+  template <bool kLong>
   void token() {
     prefetch_near(near_);
-    prefetch_far(far_);
     near_ += kLine;
-    far_ += kLine;
+    for (int i = 0; i < (kLong ? 2 : 1); ++i) {
+      prefetch_far(far_);
+      prefetch_far(far_ + apart_);
+      far_ += kLine;
+    }
   }
 
  private:
@@ -230,6 +250,7 @@ class LineFeed {
 
   Prefetcher& prefetcher_;
   const char *near_ = nullptr, *far_ = nullptr, *end_ = nullptr;
+  int64_t apart_ = 0;
 };
 
 }  // namespace replayssm::cpu

@@ -94,11 +94,8 @@ void read_head(const StoredRows<T>& stored, int64_t window, const StepScratch& m
   constexpr int64_t kTokenRows = kDotRows, kWindowRows = kVecs > 0 ? kDotRows : 1;
   const RowWidth<kVecs> width(shape.state_dim);
   const auto fetch = [&](int64_t row, int64_t rows) {
-    prefetcher
-        .reading(stored.data + row * shape.state_dim,
-                 rows * shape.state_dim * static_cast<int64_t>(sizeof(T)),
-                 Prefetcher::read_ahead(sizeof(T)))
-        .fetch();
+    prefetcher.reading(stored.data + row * shape.state_dim,
+                       rows * shape.state_dim * static_cast<int64_t>(sizeof(T)));
   };
   int64_t row = 0;
   if (window == 1) {

@@ -12,6 +12,7 @@
 #endif
 
 #include <algorithm>
+#include <concepts>
 #include <cstring>
 
 #include "core/dispatch.h"
@@ -19,6 +20,7 @@
 #include "ops/cpu/recurrent_kernels.h"
 #include "ops/cpu/recurrent_output-inl.h"
 #include "ops/cpu/recurrent_read-inl.h"
+#include "ops/cpu/recurrent_read_int8.h"
 #include "ops/cpu/recurrent_rows.h"
 #include "ops/cpu/recurrent_stream-inl.h"
 #include "ops/cpu/recurrent_walk-inl.h"
@@ -135,9 +137,21 @@ class StepBlock {
 
   template <class T>
   void read(int64_t h, const StoredRows<T>& stored) {
+    if constexpr (std::same_as<T, int8>) {
+      if (read_bytes(h, stored)) return;
+    }
     dispatch_width(p_.shape.state_dim, [&]<size_t kVecs>() {
       read_head<kVecs>(stored, replay_.window, m_, m_.heads[h], p_.shape, prefetcher_);
     });
+  }
+  bool read_bytes(int64_t h, const StoredRows<int8>& stored) {
+    const Int8Rows rows{Codes(stored.data), stored.scale, p_.shape.head_dim, p_.shape.state_dim};
+    const HeadScratch& head = m_.heads[h];
+    for (int64_t i = 0; i < replay_.window; ++i) {
+      if (!read_int8(rows, head.t + i * m_.width, head.o + i * m_.height, prefetcher_))
+        return false;
+    }
+    return true;
   }
   template <bool kReplayAll>
   void replay(int64_t h, int64_t head) {

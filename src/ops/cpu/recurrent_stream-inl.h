@@ -84,7 +84,7 @@ HWY_INLINE void stream_rows(const Replay& replay, const StepScratch& m, const He
   if constexpr (kChain) {
     const auto run = [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j) {
-        feed.token();
+        feed.token<is_delta(kFamily)>();
         take(j);
       }
     };

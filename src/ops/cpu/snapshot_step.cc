@@ -60,7 +60,7 @@ HWY_INLINE void snapshot_rows(const Snapshots<StateT>& s, const StepScratch& m,
   const StateT* from = s.from + row * state_dim;
   for (size_t r = 0; r < kRows; ++r) load_row(from + r * state_dim, width, rows[r]);
   constexpr int64_t kElement = sizeof(StateT);
-  prefetcher.reading(from, kRows * state_dim * kElement, Prefetcher::kRewriteAhead).fetch();
+  prefetcher.reading(from, kRows * state_dim * kElement);
   for (int64_t j = 0; j < s.tokens; ++j) {
     update_rows<kFamily, kVecs, kRows>(decays<kFamily>(m, head, j), head.b[j],
                                        head.v + j * m.height + row, m.k + j * m.width, width, rows);
