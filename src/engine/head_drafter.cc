@@ -13,10 +13,21 @@ namespace replayssm {
 void HeadDrafter::propose(std::span<const DraftRequest> requests) {
   if (requests.empty()) return;
   siblings_.clear();
-  catch_up(requests);
   int64_t deepest = 0;
-  for (const DraftRequest& request : requests) deepest = std::max(deepest, request.depth);
-  for (int64_t depth = 1; depth < deepest; ++depth) go_on(depth);
+  by_logits_ = config_.tree_width > 1;
+  for (const DraftRequest& request : requests) {
+    deepest = std::max(deepest, request.depth);
+    const bool drawn = config_.sampled && request.sequence->sampling.temperature > 0;
+    by_logits_ = by_logits_ || (drawn && request.depth > 0);
+  }
+  try {
+    catch_up(requests);
+    for (int64_t depth = 1; depth < deepest; ++depth) go_on(depth);
+  } catch (...) {
+    finish_started();
+    throw;
+  }
+  finish_started();
   // The likeliest path comes first.
   for (const auto& [draft, token, parent] : siblings_) {
     if (draft->parent.empty()) {
@@ -80,13 +91,14 @@ void HeadDrafter::go_on(int64_t depth) {
   std::vector<int32_t> hidden_row;
   for (size_t i = 0; i < open_.size(); ++i) {
     const DraftRequest* request = open_[i];
-    // A head that told no token ends the draft.
-    if (request->depth <= depth || request->draft->size() < depth) continue;
+    const auto row = static_cast<int32_t>(i);
+    // A head that is known to have told no token ends the draft.
+    if (request->depth <= depth || (by_logits_ && request->draft->size() < depth)) continue;
     const Sequence& sequence = *request->sequence;
     add(sequence, sequence.computed + depth - 1);
-    pass_.push(request->draft->tokens[depth - 1], -1);
+    pass_.push(by_logits_ ? request->draft->tokens.back() : -2 - row, -1);
     pass_.want_logits();
-    hidden_row.push_back(static_cast<int32_t>(i));
+    hidden_row.push_back(row);
     deeper.push_back(request);
   }
   open_ = std::move(deeper);
@@ -94,26 +106,28 @@ void HeadDrafter::go_on(int64_t depth) {
 }
 
 void HeadDrafter::run(bool recycled, std::span<const int32_t> hidden_row, int64_t decodes) {
-  const int64_t vocab = model_.config().vocab_size, rows = pass_.logits();
   const HeadBatch batch{
       .batch = pass_.batch(decodes), .hidden_row = hidden_row, .recycled = recycled};
-  const bool any_drawn =
-      config_.sampled && std::ranges::any_of(open_, [](const DraftRequest* request) {
-        return request->sequence->sampling.temperature > 0;
-      });
-  const bool wants_logits = any_drawn || config_.tree_width > 1;
-  tokens_.assign(static_cast<size_t>(rows), -1);
-  if (wants_logits) {
-    logits_.resize(static_cast<size_t>(rows * vocab));
-    model_.draft(batch, state_(), {.logits = logits_.data()});
-  } else {
-    model_.draft(batch, state_(), {.tokens = tokens_.data()});
+  if (!by_logits_) {
+    Started pass{.open = open_, .tokens = std::vector<int32_t>(open_.size(), -1)};
+    model_.draft(batch, state_(), {.tokens = pass.tokens.data()});
+    started_.push_back(std::move(pass));
+    return;
   }
-  for (int64_t row = 0; row < rows; ++row) {
-    if (wants_logits) {
-      extend(row, *open_[row]);
-    } else if (tokens_[row] >= 0) {
-      open_[row]->draft->tokens.push_back(tokens_[row]);
+  logits_.resize(static_cast<size_t>(std::ssize(open_) * model_.config().vocab_size));
+  model_.draft(batch, state_(), {.logits = logits_.data()});
+  for (size_t row = 0; row < open_.size(); ++row) extend(static_cast<int64_t>(row), *open_[row]);
+}
+
+// Reads the tokens of the chain: a draft ends where the head has told none.
+void HeadDrafter::finish_started() {
+  for (int64_t depth = 0; !started_.empty(); ++depth) {
+    const auto [open, tokens] = std::move(started_.front());
+    started_.pop_front();
+    model_.finish();
+    for (size_t row = 0; row < open.size(); ++row) {
+      Draft& draft = *open[row]->draft;
+      if (tokens[row] >= 0 && draft.size() == depth) draft.tokens.push_back(tokens[row]);
     }
   }
 }

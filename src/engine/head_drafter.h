@@ -1,6 +1,7 @@
 // Drafts by the model's own head (model/draft_head.h).
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <tuple>
@@ -16,6 +17,9 @@ namespace replayssm {
 // of the hidden states that it reads. What drafts have left there is overwritten as soon as their
 // positions are accepted, so that nothing has to be rolled back. A sequence that was left out of
 // some calls has a hole there: the head sees it from the next block on, as if it began in it.
+//
+// Drafts that are nothing but the likeliest tokens are a chain of passes behind the host: each
+// takes its tokens from the one before unseen, and all are read at the end.
 class HeadDrafter final : public Drafter {
  public:
   // `state` tells where the sequences' states are.
@@ -35,7 +39,14 @@ class HeadDrafter final : public Drafter {
   void catch_up(std::span<const DraftRequest> requests);
   void go_on(int64_t depth);
   void run(bool recycled, std::span<const int32_t> hidden_row, int64_t decodes);
+  void finish_started();
   void extend(int64_t row, const DraftRequest& request);
+
+  // A pass whose tokens have not been read.
+  struct Started {
+    std::vector<const DraftRequest*> open;
+    std::vector<int32_t> tokens;  // [open]
+  };
 
   Model& model_;
   SpeculativeConfig config_;
@@ -44,8 +55,9 @@ class HeadDrafter final : public Drafter {
   PassBuilder pass_;
   std::vector<const DraftRequest*> open_;  // whose drafts grow; the last pass's logits in order
   std::vector<std::tuple<Draft*, int32_t, int32_t>> siblings_;  // of drafts: token, parent
+  bool by_logits_ = false;  // the drafts are; else they are the likeliest tokens
   std::vector<float> logits_;
-  std::vector<int32_t> tokens_;
+  std::deque<Started> started_;  // the oldest first
 };
 
 }  // namespace replayssm

@@ -29,8 +29,9 @@ enum class KeepHidden : uint8_t { kNone, kBeforeNorm, kAfterNorm };
 // sequences decode (window <= ring.max_window, through the ring); the others prefill (any length,
 // empty ring).
 struct Batch {
-  // [tokens]; where the model runs behind the host, -2 - r stands for the token that row r of the
-  // pass before has given.
+  // [tokens]; of a pass behind a started one, or of a recycled one of the draft head, -2 - r stands
+  // for the token that row r of the pass before has given. Where that is none, what follows is
+  // computed all the same, from any token.
   std::span<const int32_t> token_ids{};
   std::span<const int32_t> query_start{};  // [sequences + 1]
   std::span<const int32_t> slot{};         // [sequences]
@@ -179,7 +180,7 @@ class Model {
 
   // The same in two halves, for passes that give tokens alone: where the model runs behind the
   // host, start only enqueues the pass, and the tokens are there when finish returns, which waits
-  // for the oldest pass. At most two passes have been started and not finished.
+  // for the oldest pass.
   virtual bool runs_behind() const { return false; }
   virtual void start(const Batch& batch, const StateView& state, const PassOutput& output) {
     forward(batch, state, output);
@@ -194,6 +195,7 @@ class Model {
 
   // Whether there is a head that drafts. Passes whose hidden states it reads must keep them.
   virtual bool has_draft_head() const { return false; }
+  // Logits are there when it returns; a pass that gives tokens alone is started, as by start.
   virtual void draft(const HeadBatch& /*batch*/, const StateView& /*state*/,
                      const PassOutput& /*output*/) {}
 

@@ -73,11 +73,18 @@ class CpuModel final : public Model {
 
   void draft(const HeadBatch& head, const StateView& state, const PassOutput& output) override {
     if (head.batch.token_ids.empty()) return;
+    std::vector<int32_t> ids(head.batch.token_ids.begin(), head.batch.token_ids.end());
+    for (int32_t& id : ids) {
+      if (id <= -2) id = std::max(drafted_.at(static_cast<size_t>(-2 - id)), 0);
+    }
     begin(head.batch, WindowTrees(Batch{}), state);
+    context_.arrays.token_ids = ids.data();
     context_.arrays.hidden_row = head.hidden_row.data();
     float* logits = logits_of(head.batch, output);
     layers_.run_draft(context_, head.recycled, logits);
     choose(head.batch, logits, output);
+    if (output.tokens)
+      drafted_.assign(output.tokens, output.tokens + head.batch.logit_tokens.size());
   }
 
  private:
@@ -123,6 +130,7 @@ class CpuModel final : public Model {
   Context context_;
   LayerStack layers_;
   Scratch<float> logits_{host_memory()};
+  std::vector<int32_t> drafted_;  // by the head's last pass
 };
 
 }  // namespace

@@ -110,7 +110,7 @@ class CudaModel final : public Model {
   void enqueue(const PassPlaces& places);
   void enqueue_draft(const PassPlaces& places);
   void choose();
-  void read(int64_t rows, const PassOutput& output);
+  void conclude(int64_t rows, const PassOutput& output);
   void reserve_outputs(int64_t rows);
 
   cudaStream_t stream() const { return backend_.stream().get(); }
@@ -144,7 +144,7 @@ void CudaModel::reserve(const PassLimits& limits) {
   const int64_t sequences = bucket_of(limits.sequences);
   const int64_t windows = bucket_of(limits.sequences * limits.window);
   const int64_t tokens = std::max(limits.tokens, windows);
-  const int64_t logits = std::max(limits.logits, windows);
+  const int64_t logits = bucket_of(std::max(limits.logits, windows));
   constexpr int64_t kBlock = 32;  // the least that a block holds
   const int64_t stride = stride_of((limits.context + kBlock - 1) / kBlock);
   arrays_.reserve(
@@ -259,7 +259,8 @@ void CudaModel::prepare(const StateView& state, int64_t sequences, int64_t windo
 
 void CudaModel::run(const Batch& batch, std::span<const TokenDraw> draws, const StateView& state,
                     const PassPlaces& places, std::span<const int32_t> hidden_row) {
-  reserve_outputs(places.logits);
+  // The pass behind it finds its tokens where they are: it has no more places.
+  reserve_outputs(bucket_of(places.logits));
   arrays_.assign(batch, draws, places, stream(), hidden_row);
   context_.arrays = arrays_.arrays();
   context_.arrays.block_size = state.kv_block_size;
@@ -293,17 +294,17 @@ void CudaModel::start(const Batch& batch, const StateView& state, const PassOutp
 
 void CudaModel::forward(const Batch& batch, const StateView& state, const PassOutput& output) {
   start(batch, state, output);
-  if (batch.token_ids.empty()) return results_.finish();
-  read(std::ssize(batch.logit_tokens), output);
+  while (!results_.empty()) results_.finish();
+  if (!batch.token_ids.empty()) conclude(std::ssize(batch.logit_tokens), output);
 }
 
-// Waits for all passes.
-void CudaModel::read(int64_t rows, const PassOutput& output) {
-  while (results_.passes() > 0) results_.finish();
+// Waits for the last pass, where its logits or the times of its stages are wanted.
+void CudaModel::conclude(int64_t rows, const PassOutput& output) {
   if (rows > 0 && output.logits) {
     backend_.memory().read(output.logits, logits_.get(0),
                            rows * config_.vocab_size * static_cast<int64_t>(sizeof(float)));
   }
+  if (!backend_.clock().on()) return;
   backend_.stream().synchronize();
   backend_.clock().add_to(times_);
 }
@@ -339,9 +340,10 @@ void CudaModel::draft(const HeadBatch& head, const StateView& state, const PassO
   places.kind = head.recycled ? PassKind::kDraftOfDraft : PassKind::kDraft;
   run(head.batch, output.draws, state, places, head.hidden_row);
   const int64_t rows = std::ssize(head.batch.logit_tokens);
-  results_.enqueue(tokens_.get(0), output.tokens ? rows : 0, output.tokens, stream());
+  if (!output.logits)
+    results_.enqueue(tokens_.get(0), output.tokens ? rows : 0, output.tokens, stream());
   drawn_ = 0;
-  read(rows, output);
+  conclude(rows, output);
 }
 
 // What of the model the kernels do not compute.

@@ -3,18 +3,12 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "ops/cuda/check_cuda.h"
 
 namespace replayssm {
 
 void PassResults::enqueue(const int32_t* tokens, int64_t rows, int32_t* to, cudaStream_t stream) {
-  REPLAYSSM_CHECK(passes_ < kMostPasses, "passes=", passes_);
-  Result& result = results_[(first_ + passes_) % kMostPasses];
-  if (!result.ended) {
-    cudaEvent_t event = nullptr;
-    cuda::check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "tokens");
-    result.ended.reset(event);
-  }
+  if (spare_.empty()) spare_.emplace_back(pinned_);
+  Result& result = spare_.front();
   result.rows = rows;
   result.to = to;
   if (rows > 0) {
@@ -23,16 +17,15 @@ void PassResults::enqueue(const int32_t* tokens, int64_t rows, int32_t* to, cuda
                         cudaMemcpyDeviceToHost, stream),
         "tokens");
   }
-  cuda::check_cuda(cudaEventRecord(result.ended.get(), stream), "tokens");
-  ++passes_;
+  result.ended.record(stream);
+  under_way_.splice(under_way_.end(), spare_, spare_.begin());
 }
 
 void PassResults::finish() {
-  REPLAYSSM_CHECK(passes_ > 0, "no pass");
-  Result& result = results_[first_];
-  first_ = (first_ + 1) % kMostPasses;
-  --passes_;
-  cuda::check_cuda(cudaEventSynchronize(result.ended.get()), "tokens");
+  REPLAYSSM_CHECK(!under_way_.empty(), "no pass");
+  Result& result = under_way_.front();
+  spare_.splice(spare_.begin(), under_way_, under_way_.begin());
+  result.ended.wait();
   if (result.rows > 0) std::copy_n(result.tokens.get(0), result.rows, result.to);
 }
 

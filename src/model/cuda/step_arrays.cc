@@ -61,9 +61,10 @@ void StepArrays::reserve(const PassPlaces& places) {
   const int64_t bytes = bytes_of(places);
   if (bytes <= device_.bytes()) return;
   device_ = {};
-  for (Buffer& host : host_) {
-    host = {};
-    host = Buffer(bytes, pinned_);
+  for (Source& source : sources_) {
+    source.copied.wait();
+    source.host = {};
+    source.host = Buffer(bytes, pinned_);
   }
   device_ = Buffer(bytes, memory_);
 }
@@ -92,8 +93,9 @@ void StepArrays::assign(const Batch& batch, std::span<const TokenDraw> draws,
                 table.begin() + s * stride);
   }
   turn_ ^= 1;
-  const Buffer& host = host_[turn_];
-  Packer packer(host.as<>(), device_.as<>());
+  Source& source = sources_[turn_];
+  source.copied.wait();
+  Packer packer(source.host.as<>(), device_.as<>());
   arrays_ = {.tokens = places.tokens,
              .sequences = places.sequences,
              .decodes = batch.decodes == sequences ? places.sequences : batch.decodes,
@@ -121,9 +123,10 @@ void StepArrays::assign(const Batch& batch, std::span<const TokenDraw> draws,
   }
   pack_draws(draws, places, packer);
   cuda::check_cuda(
-      cudaMemcpyAsync(device_.as<void>(), host.as<void>(), static_cast<size_t>(packer.bytes()),
-                      cudaMemcpyHostToDevice, stream),
+      cudaMemcpyAsync(device_.as<void>(), source.host.as<void>(),
+                      static_cast<size_t>(packer.bytes()), cudaMemcpyHostToDevice, stream),
       "index arrays");
+  source.copied.record(stream);
 }
 
 void StepArrays::pack_draws(std::span<const TokenDraw> draws, const PassPlaces& places,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model/backend.h"
+#include "model/cuda/event.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/sampling.h"
 
@@ -35,7 +36,7 @@ class StepArrays {
   void reserve(const PassPlaces& places);
 
   // Enqueues the copy. Places beyond the batch hold tokens of id -1, empty windows in slot -1 and
-  // logits of row -1. The copy before the last must have ended.
+  // logits of row -1. Waits for the copy before the last.
   void assign(const Batch& batch, std::span<const TokenDraw> draws, const PassPlaces& places,
               cudaStream_t stream, std::span<const int32_t> hidden_row = {});
 
@@ -55,7 +56,13 @@ class StepArrays {
 
   cuda::DeviceMemory& memory_;
   cuda::PinnedMemory pinned_;
-  Buffer host_[2], device_;  // host: of the copies under way
+  // What a copy under way reads.
+  struct Source {
+    Buffer host;
+    Event copied;
+  };
+  Source sources_[2];
+  Buffer device_;
   int turn_ = 0;
   PassArrays arrays_;
   const int32_t* windows_ = nullptr;
