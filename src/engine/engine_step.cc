@@ -138,6 +138,7 @@ void Engine::Impl::constrain(Sequence& sequence, RequestOutput& output) {
 // The next tokens of every sequence whose tokens are all computed; none for the others.
 std::vector<Verdict> Engine::Impl::judge_all(const Schedule& schedule) {
   std::vector<Verdict> verdicts;
+  verdicts.reserve(schedule.windows.size());
   int64_t first = 0;  // row of logits
   for (const Window& window : schedule.windows) {
     const Sequence& sequence = *window.sequence;
@@ -169,6 +170,9 @@ std::vector<Verdict> Engine::Impl::judge_all(const Schedule& schedule) {
 std::vector<RequestOutput> Engine::Impl::settle(const Schedule& schedule,
                                                 std::vector<Verdict>& verdicts) {
   std::vector<RequestOutput> outputs;
+  size_t most = 0;
+  for (const Verdict& verdict : verdicts) most += verdict.tokens.size();
+  outputs.reserve(most);
   for (size_t i = 0; i < schedule.windows.size(); ++i) {
     Sequence& sequence = *schedule.windows[i].sequence;
     Verdict& verdict = verdicts[i];

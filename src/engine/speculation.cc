@@ -124,6 +124,7 @@ Verdict Speculation::judge(const Sequence& sequence, const ChooseToken& choose,
     const int64_t accepted =
         simulated_->draw(draft.size(), sequence.sampling.seed + sequence.id, sequence.size());
     Verdict verdict;
+    verdict.reserve(1 + accepted);
     for (int32_t row = 0; row <= accepted; ++row) {
       verdict.tokens.push_back(choose(row, verdict.tokens));
       verdict.rows.push_back(row);

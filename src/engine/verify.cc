@@ -28,6 +28,7 @@ int64_t child_of(const Draft& draft, int64_t row, int32_t id) {
 
 Verdict follow_draft(const Draft& draft, const ChooseToken& choose) {
   Verdict verdict;
+  verdict.reserve(1 + draft.size());
   for (int64_t row = 0; row >= 0;) {
     SampledToken token;
     try {

@@ -16,6 +16,11 @@ struct Verdict {
   std::vector<SampledToken> tokens;  // the sequence's next ones: those accepted and one more
   std::vector<int32_t> rows;         // [tokens] ascending: the row that each was chosen behind
   bool ended = false;                // the request ends with the last of them
+
+  void reserve(int64_t most) {
+    tokens.reserve(static_cast<size_t>(most));
+    rows.reserve(static_cast<size_t>(most));
+  }
 };
 
 // The token that the model chooses behind a row; `count` are chosen already. Throws Error for a row
