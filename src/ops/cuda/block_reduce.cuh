@@ -10,8 +10,8 @@ __device__ inline float warp_sum(float x, int lanes = 32) {
   for (int d = lanes / 2; d > 0; d /= 2) x += __shfl_xor_sync(kAllLanes, x, d);
   return x;
 }
-__device__ inline float warp_max(float x) {
-  for (int d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, d));
+__device__ inline float warp_max(float x, int lanes = 32) {
+  for (int d = lanes / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, d));
   return x;
 }
 

@@ -51,41 +51,38 @@ class Targets {
         sum_keys(first, count, column);
   }
 
-  // The delta rule's walks back through the ancestors of tokens, by a warp; where an output is read
-  // off the state behind its token there is nothing to walk.
+  // The delta rule's walks back through the ancestors of tokens, by a warp, some of its lanes each;
+  // where an output is read off the state behind its token there is nothing to walk.
   static constexpr int kWalks = Context::kManyTokens ? 2 : 1;
   __device__ void walk(int head, int first) const {
-    float t[kWalks][kElems], newer[kWalks];  // a scalar decay of all newer rows is kept apart
+    const int i = c_.together(first, c_.lane() / kTeam);
+    float t[kShare], newer = 1;  // a scalar decay of all newer rows is kept apart
+    load_query(i, t);
+    const float scale = 1.0f / (sqrtf(team_sum(dot<2>(t, t)) + kL2NormEps) * sqrtf(kState));
 #pragma unroll
-    for (int u = 0; u < kWalks; ++u) {
-      load_query(c_.together(first, u), t[u]);
-      const float scale = 1.0f / (sqrtf(warp_sum(dot<2>(t[u], t[u])) + kL2NormEps) * sqrtf(kState));
-#pragma unroll
-      for (int e = 0; e < kElems; ++e) t[u][e] *= scale;
-      newer[u] = 1;
-    }
-    if (!c_.b.reads_after) walk_back(head, first, t, newer);
-#pragma unroll
-    for (int u = 0; u < kWalks; ++u) {
-      const int i = c_.together(first, u);
-      if (c_.lane() == 0) c_.shared.output_scale(head, i) = newer[u];
-      keep(head, i, t[u]);
-    }
+    for (int e = 0; e < kShare; ++e) t[e] *= scale;
+    if (!c_.b.reads_after) walk_back(head, i, t, newer);
+    if (member() == 0) c_.shared.output_scale(head, i) = newer;
+    keep(head, i, t);
   }
 
-  // A target of which this lane has the elements from kElems times its number on.
-  __device__ void keep(int head, int i, float (&t)[kElems]) const {
+  // A target whose elements some lanes share, one behind the other.
+  template <int kCountOf>
+  __device__ void keep(int head, int i, float (&t)[kCountOf]) const {
+    const int first = c_.lane() % (kState / kCountOf) * kCountOf;
     if constexpr (kHalves) {
       if (in_parts()) {
 #pragma unroll
-        for (int e = 0; e < kElems; e += 2)
-          store_halves(parts(head, i), c_.lane() * kElems + e, t[e], t[e + 1]);
+        for (int e = 0; e < kCountOf; e += 2)
+          store_halves(parts(head, i), first + e, t[e], t[e + 1]);
         return;
       }
     } else if constexpr (kCount > 0) {
-      if (in_parts()) return split(head, i, t);
+      if (in_parts()) return split(head, i, first, t);
     }
-    store_elements<float, kElems>(c_.shared.target(head, i) + padded_index(c_.lane() * kElems), t);
+#pragma unroll
+    for (int e = 0; e < kCountOf; e += 4)
+      store_elements<float, 4>(c_.shared.target(head, i) + padded_index(first) + e, t + e);
   }
 
  private:
@@ -93,28 +90,32 @@ class Targets {
 
   static constexpr bool kChannels = Context::kFamily == Family::kKimiDelta;
 
+  // Lanes of a walk, and elements of each.
+  static constexpr int kTeam = 32 / kWalks, kShare = kState / kTeam;
+  __device__ int member() const { return c_.lane() % kTeam; }
+  __device__ static float team_sum(float x) { return warp_sum(x, kTeam); }
+
   // What a walk needs of a row: this lane's elements of its key and decays.
   struct Row {
-    float k[kElems], a[kElems];
+    float k[kShare], a[kShare];
     float factor, strength, decay;
   };
   __device__ Row row(int head, int j) const {
     Row r;
-    load_elements<Element, kElems>(c_.shared.key(j) + c_.lane() * kElems, r.k);
+    load_share<Element>(c_.shared.key(j) + member() * kShare, r.k);
     if constexpr (kChannels)
-      load_elements<float, kElems>(
-          c_.shared.channel_decays(head, j) + padded_index(c_.lane() * kElems), r.a);
+      load_share<float>(c_.shared.channel_decays(head, j) + padded_index(member() * kShare), r.a);
     r.factor = c_.shared.key_factors()[j];
     r.strength = c_.shared.strengths(head)[j] * r.factor;
     r.decay = kChannels ? 1.0f : c_.shared.decays(head)[j];
     return r;
   }
   // Walks over a row that has been multiplied with t; returns what it adds to the output.
-  __device__ static float pass(const Row& row, bool on, float known, float (&t)[kElems],
+  __device__ static float pass(const Row& row, bool on, float known, float (&t)[kShare],
                                float& newer) {
     const float c = on ? row.strength * known : 0.0f, step = -c * row.factor;
 #pragma unroll
-    for (int e = 0; e < kElems; ++e) {
+    for (int e = 0; e < kShare; ++e) {
       t[e] = fmaf(step, row.k[e], t[e]);
       if (kChannels && on) t[e] *= row.a[e];
     }
@@ -130,89 +131,80 @@ class Targets {
       for (int u = 0; u < kSums; ++u) x[u] += __shfl_xor_sync(kAllLanes, x[u], d);
   }
 
-  // Rows that are not on a path have no effect. Weights are stored 32 rows at a time.
-  __device__ void walk_back(int head, int first, float (&t)[kWalks][kElems],
-                            float (&newer)[kWalks]) const {
-    uint32_t path[kWalks];
-    float mine[kWalks] = {};
-#pragma unroll
-    for (int u = 0; u < kWalks; ++u) path[u] = c_.path(c_.together(first, u));
+  // Rows that are not on a path have no effect. Weights are stored a row for each lane at a time.
+  __device__ void walk_back(int head, int i, float (&t)[kShare], float& newer) const {
+    const uint32_t path = c_.path(i);
+    float mine = 0;
     int j = c_.b.rows - 1;
     if constexpr (!Context::kManyTokens) {
 #pragma unroll 1
       for (; j > c_.b.replayed; j -= 2) {
         float c[2];
-        walk_pair(row(head, j), row(head, j - 1), t[0], newer[0], c);
-        keep_weights(head, first, j, {c[0]}, mine);
-        keep_weights(head, first, j - 1, {c[1]}, mine);
+        walk_pair(row(head, j), row(head, j - 1), t, newer, c);
+        keep_weight(head, i, j, c[0], mine);
+        keep_weight(head, i, j - 1, c[1], mine);
       }
     }
 #pragma unroll 1
     for (; j >= c_.b.replayed; --j) {
       const Row r = row(head, j);
-      float known[kWalks], c[kWalks];
-#pragma unroll
-      for (int u = 0; u < kWalks; ++u) known[u] = dot<2>(r.k, t[u]);
-      warp_sums(known);
-#pragma unroll
-      for (int u = 0; u < kWalks; ++u)
-        c[u] = pass(r, c_.on_path(path[u], j), known[u], t[u], newer[u]);
-      keep_weights(head, first, j, c, mine);
+      const float known = team_sum(dot<2>(r.k, t));
+      keep_weight(head, i, j, pass(r, c_.on_path(path, j), known, t, newer), mine);
     }
   }
   // Two rows at once, newer first: the second's product with t as the first leaves it follows from
   // products with t as it is.
-  __device__ static void walk_pair(const Row& row, const Row& next, float (&t)[kElems],
+  __device__ static void walk_pair(const Row& row, const Row& next, float (&t)[kShare],
                                    float& newer, float (&c)[2]) {
-    float k[kElems];
+    float k[kShare];
 #pragma unroll
-    for (int e = 0; e < kElems; ++e) k[e] = kChannels ? next.k[e] * row.a[e] : next.k[e];
+    for (int e = 0; e < kShare; ++e) k[e] = kChannels ? next.k[e] * row.a[e] : next.k[e];
     float known[3] = {dot<2>(row.k, t), dot<2>(k, t), dot<2>(k, row.k)};
     warp_sums(known);
     const float step = -(row.strength * known[0]) * row.factor;
     c[0] = pass(row, true, known[0], t, newer);
     c[1] = pass(next, true, fmaf(step, known[2], known[1]), t, newer);
   }
-  __device__ void keep_weights(int head, int first, int j, const float (&c)[kWalks],
-                               float (&mine)[kWalks]) const {
-#pragma unroll
-    for (int u = 0; u < kWalks; ++u)
-      if (c_.lane() == j % 32) mine[u] = c[u];
-    if (j % 32 != 0 && j != c_.b.replayed) return;
-    const float skip = c_.skip(head);
-#pragma unroll
-    for (int u = 0; u < kWalks; ++u) {
-      const int row = j / 32 * 32 + c_.lane();
-      if (row < round_up(c_.b.rows, 16))
-        c_.store_weight(head, c_.together(first, u), row, mine[u], skip);
-      mine[u] = 0;
-    }
+  __device__ void keep_weight(int head, int i, int j, float c, float& mine) const {
+    if (member() == j % kTeam) mine = c;
+    if (j % kTeam != 0 && j != c_.b.replayed) return;
+    const int row = j / kTeam * kTeam + member();
+    if (row < round_up(c_.b.rows, 16)) c_.store_weight(head, i, row, mine, c_.skip(head));
+    mine = 0;
   }
 
-  // This lane's elements, from kElems times its number on.
-  __device__ void load_query(int i, float (&t)[kElems]) const {
-    load_elements<Element, kElems>(c_.shared.query(i) + c_.lane() * kElems, t);
+  // A lane's elements, some from `from` on.
+  template <class T, int kCountOf>
+  __device__ static void load_share(const T* from, float (&x)[kCountOf]) {
+    constexpr int kMost = 16 / sizeof(T), kRun = kCountOf < kMost ? kCountOf : kMost;
+#pragma unroll
+    for (int e = 0; e < kCountOf; e += kRun) load_elements<T, kRun>(from + e, x + e);
+  }
+  // Those of a query that lanes share, one behind the other.
+  template <int kCountOf>
+  __device__ void load_query(int i, float (&t)[kCountOf]) const {
+    load_share<Element>(c_.shared.query(i) + c_.lane() % (kState / kCountOf) * kCountOf, t);
   }
   // Whether the tensor cores read the states; else lanes do.
   __device__ bool in_parts() const { return !std::is_void_v<Read> && c_.b.replayed == 0; }
 
   __device__ void* parts(int head, int i) const { return c_.shared.parts(head, i, kBytes); }
 
-  __device__ void split(int head, int i, float (&t)[kElems]) const {
+  template <int kCountOf>
+  __device__ void split(int head, int i, int first, float (&t)[kCountOf]) const {
     float inverse = 1;
     if constexpr (std::is_same_v<PartOf<Read>, Fp16>) {
       float most = 0;
 #pragma unroll
-      for (int e = 0; e < kElems; ++e) most = fmaxf(most, fabsf(t[e]));
-      const float scale = half_scale(warp_max(most), inverse);
+      for (int e = 0; e < kCountOf; ++e) most = fmaxf(most, fabsf(t[e]));
+      const float scale = half_scale(warp_max(most, kState / kCountOf), inverse);
 #pragma unroll
-      for (int e = 0; e < kElems; ++e) t[e] *= scale;
+      for (int e = 0; e < kCountOf; ++e) t[e] *= scale;
     }
-    if (c_.lane() == 0) c_.shared.part_scale(head, i) = inverse;
+    if (first == 0) c_.shared.part_scale(head, i) = inverse;
 #pragma unroll
-    for (int e = 0; e < kElems; e += 2)
-      store_parts<Read, kCount>(parts(head, i), Shared::kPartStride, c_.lane() * kElems + e, t[e],
-                                t[e + 1]);
+    for (int e = 0; e < kCountOf; e += 2)
+      store_parts<Read, kCount>(parts(head, i), Shared::kPartStride, first + e, t[e], t[e + 1]);
   }
 
   __device__ void sum_keys(int first, int count, int column) const {
