@@ -19,7 +19,7 @@ class Weights {
   __device__ void weigh(int head, int i) const {
     const float skip = c_.skip(head);
     uint32_t path[kTogether];
-    float carried[kTogether] = {};
+    float carried[kTogether] = {}, newer[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) path[u] = c_.path(c_.together(i, u));
 #pragma unroll 1
@@ -28,12 +28,12 @@ class Weights {
       const bool exists = j < c_.b.rows;
       const float strength = exists ? c_.shared.strengths(head)[j] : 0.0f;
       const float log_decay = exists ? c_.shared.log_decays(head)[j] : 0.0f;
+      sum_newer(head, i, path, j, log_decay, newer, carried);
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
         const int token = c_.together(i, u);
         const bool on = c_.on_path(path[u], j);
-        const float decay = expf(newer(head, path[u], j, on ? log_decay : 0.0f, carried[u]));
-        const float c = on ? strength * decay * c_.shared.query_products(token)[j] : 0.0f;
+        const float c = on ? strength * expf(newer[u]) * c_.shared.query_products(token)[j] : 0.0f;
         if (j < round_up(c_.b.rows, 16)) c_.store_weight(head, token, j, c, skip);
       }
     }
@@ -55,11 +55,13 @@ class Weights {
     const float strength = exists ? c_.shared.strengths(head)[j] : 0.0f;
     const float log_decay = exists ? c_.shared.log_decays(head)[j] : 0.0f;
     bool on[kTogether];
+    uint32_t path[kTogether];
     float scale[kTogether], write[kTogether], rest[kTogether], each[kTogether], step[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int token = c_.together(i, u);
-      on[u] = c_.on_path(c_.path(token), j);
+      path[u] = c_.path(token);
+      on[u] = c_.on_path(path[u], j);
       scale[u] = query_scale(token);
       write[u] = on[u] ? strength * factor : 0.0f;
       rest[u] = on[u] ? scale[u] * c_.shared.query_products(token)[j] : 0.0f;
@@ -76,15 +78,15 @@ class Weights {
         rest[u] = fmaf(-s, product, rest[u]);
       }
     }
+    float carried[kTogether] = {}, newer[kTogether];
+    sum_newer(head, i, path, j, log_decay, newer, carried);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int token = c_.together(i, u);
-      float carried = 0;
-      const float decay = expf(newer(head, c_.path(token), j, on[u] ? log_decay : 0.0f, carried));
       if (j < round_up(rows, 16))
-        c_.store_weight(head, token, j, on[u] ? write[u] * decay * rest[u] : 0.0f, skip);
+        c_.store_weight(head, token, j, on[u] ? write[u] * expf(newer[u]) * rest[u] : 0.0f, skip);
       store_steps(head, token, -step[u], scale[u]);
-      if (j == 0) c_.shared.output_scale(head, token) = expf(carried);
+      if (j == 0) c_.shared.output_scale(head, token) = expf(carried[u]);
     }
   }
 
@@ -126,9 +128,28 @@ class Weights {
   }
 
  private:
-  // The log decay of what is newer than row j on a path, of rows that lanes hold, newest first.
-  // carried: of all rows before these; grows by them. Where products are not those of the path
-  // alone to the bit, nor need sums be.
+  // The log decays of what is newer than row j on the paths of the tokens from i on, of rows that
+  // lanes hold, newest first. carried: of all rows before these; grows by them. Where products are
+  // not those of the path alone to the bit, nor need sums be: there a chain's token adds its own
+  // decay to what the one before it has.
+  __device__ void sum_newer(int head, int i, const uint32_t (&path)[kTogether], int j,
+                            float log_decay, float (&sum)[kTogether],
+                            float (&carried)[kTogether]) const {
+    const bool grows = Context::kOperands && c_.b.rows <= 32 && !c_.p.batch.parent;
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (u == 0 || !grows) {
+        const float mine = c_.on_path(path[u], j) ? log_decay : 0.0f;
+        sum[u] = newer(head, path[u], j, mine, carried[u]);
+        continue;
+      }
+      const int row = c_.b.history + c_.together(i, u);
+      const float own = __shfl_sync(kAllLanes, log_decay, row);
+      const bool again = i + u >= c_.b.window;
+      carried[u] = again ? carried[u - 1] : carried[u - 1] + own;
+      sum[u] = again ? sum[u - 1] : j < row ? sum[u - 1] + own : 0.0f;
+    }
+  }
   __device__ float newer(int head, uint32_t path, int j, float log_decay, float& carried) const {
     if (Context::kOperands && c_.b.rows <= 32) return sum_above(log_decay, carried);
     float all = 0;
