@@ -25,7 +25,7 @@ struct BlockPlace {
   bool copies;        // goes to another slot even where there is nothing to fold
   int stored;         // the first rows: their effect goes into the checkpoint
   int replayed;       // the first rows: the recurrence runs over them
-  int tiled;          // the first rows: folded on the tensor cores, while outputs are read off the
+  int aside;          // the first rows: they go into the checkpoint while outputs are read off the
                       // state as it was; else 0
   bool reads_after;   // a token's output is read off the state behind it; else all outputs are read
                       // off the state behind `replayed`, and the rows from there on are mixed in
@@ -103,8 +103,8 @@ __device__ inline BlockPlace block_place(const RecurrentStepParams& p, const Ste
   b.reads_after = conventional || (p.route == Route::kStateAndOutput && !p.batch.parent);
   b.stored = launch.fold_all ? b.history : conventional ? b.rows : min(plan.folded, b.history);
   b.replayed = b.reads_after ? b.rows : p.route == Route::kStateAndOutput ? b.history : b.stored;
-  if (p.route == Route::kOutputOnly && b.stored <= launch.layout.tile_rows) {
-    b.tiled = b.stored;
+  if (p.route == Route::kOutputOnly && b.stored <= launch.layout.aside_rows) {
+    b.aside = b.stored;
     b.replayed = 0;
   }
   return b;
@@ -208,7 +208,7 @@ class BlockShared {
   }
   // This warp's.
   __device__ char* fold_rows() const {
-    return memory_ + layout_.fold_rows + threadIdx.x / 32 * kFoldRowBytes;
+    return memory_ + layout_.fold_rows + threadIdx.x / 32 * layout_.fold_row_bytes;
   }
   // A warp's words in flight.
   __device__ char* stream() const {

@@ -51,7 +51,7 @@ class TileFold {
 
   // Where row lane % 16 of keys lies, or zeros.
   __device__ const Bf16* key(int row, int offset, int column) const {
-    return row < c_.b.tiled ? c_.shared.key(row) + offset + column
+    return row < c_.b.aside ? c_.shared.key(row) + offset + column
                             : static_cast<const Bf16*>(c_.shared.zeros());
   }
 
@@ -92,7 +92,7 @@ class TileFold {
     float pair[2];
 #pragma unroll
     for (int j = 0; j < kMostTileRows; ++j) {
-      float y = j < c_.b.tiled ? to_float(values[j * c_.shared.value_stride()]) : 0.0f;
+      float y = j < c_.b.aside ? to_float(values[j * c_.shared.value_stride()]) : 0.0f;
       if constexpr (kDelta) y = fmaf(-delta.known[j], h[j], y);
       y *= terms.write[j];
       if constexpr (kDelta) {

@@ -8,8 +8,8 @@
 //   c_j  what row j of ring and window adds to the output, c_j v_j
 //
 // Then o = S t + sum_j c_j v_j. Where the step folds, the recurrence first runs over the rows of S
-// in registers, and they are stored once; or the tensor cores fold, and outputs are read off S as
-// it was.
+// in registers, and they are stored once; or outputs are read off S as it was, and it folds aside:
+// 16-bit states on the tensor cores, fp32 states in windows of several tokens.
 #pragma once
 
 #include "ops/cuda/activations.cuh"
@@ -40,10 +40,12 @@ class BlockStep {
   using Source = std::conditional_t<kHasCopy, Read, Checkpoint>;
   static constexpr bool kTileFolds =
       folds_in_tiles(kFamily, device_dtype<Act>(), device_dtype<Checkpoint>(), kHasCopy);
+  static constexpr bool kRowFolds =
+      folds_rows_aside(kFamily, device_dtype<Checkpoint>(), kHasCopy, kMany);
   using Context = StepContext<kFamily, Act, kState, kMany>;
   using Shared = typename Context::Shared;
   using Fetch = RowFetch<kFamily, Act, kState>;
-  using Reader = StateReader<Context, Checkpoint, Source, kTileFolds>;
+  using Reader = StateReader<Context, Checkpoint, Source, kTileFolds || kRowFolds>;
   using Target = typename Reader::Target;
   template <class S>
   using ReplayGroup = Group<S, kState, Access::kRows>;
@@ -194,7 +196,7 @@ class BlockStep {
   // Calls fn<Group, kReplay>() for what this step streams.
   template <class Fn>
   __device__ void with_group(Fn&& fn) const {
-    if (b_.replayed == 0 && (!launch_.fold_all || b_.tiled > 0))
+    if (b_.replayed == 0 && (!launch_.fold_all || b_.aside > 0))
       return fn.template operator()<typename Reader::G, false, Source>();
     with_states([&]<class S>() { fn.template operator()<ReplayGroup<S>, true, S>(); });
   }
@@ -225,7 +227,7 @@ class BlockStep {
     }
   }
   __device__ void weigh(const Fetch& rows) const {
-    rows.form_decays(0, b_.replayed);
+    rows.form_decays(0, kRowFolds ? b_.replayed + b_.aside : b_.replayed);
     Target(context_).keep_queries();
     if (b_.reads_after) return;
     Products<Context>(context_).multiply_queries();
@@ -260,7 +262,7 @@ class BlockStep {
   }
   __device__ void form_folds(const Weights<Context>& weights) const {
     if constexpr (kTileFolds) {
-      if (b_.tiled == 0) return;
+      if (b_.aside == 0) return;
       for (int head = context_.warp(); head < launch_.config.heads; head += context_.warps())
         weights.form_fold(head);
     }
@@ -327,7 +329,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps,
   if (!works) return wait_for_predecessor();
 
   if constexpr (kAhead) {
-    if (kMany || (launch.ahead && b.tiled == 0)) {
+    if (kMany || (launch.ahead && b.aside == 0)) {
       early.fetch_ahead();
       if (threadIdx.x == 0) shared.place() = b;
       __syncthreads();

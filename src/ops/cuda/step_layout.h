@@ -91,7 +91,7 @@ struct StepLayout {
   int rows = 0;
   int window = 0;          // tokens
   int tokens = 0;          // those of all its heads
-  int tile_rows = 0;       // most rows that the tensor cores fold; 0: they do not
+  int aside_rows = 0;      // most rows that are folded aside; 0: none
   int columns = 0;         // rows of the state that the block owns, over all its heads
   int product_stride = 0;  // floats from the products of one row, or query, to the next
   int weight_stride = 0;   // operands from the weights of one token to the next
@@ -103,19 +103,20 @@ struct StepLayout {
   int values = 0;  // [rows, columns], as they came, row_stride apart
   int zeros = 0;   // 16 bytes: what operands are read from where there is no row
   // Floats from here on, except for operands.
-  int strengths = 0;      // [heads, rows]
-  int log_decays = 0;     // [heads, rows] (not Kimi Delta)
-  int decays = 0;         // [heads, rows]; Kimi Delta: [heads, rows] padded rows
-  int factors = 0;        // delta: 1 / |k|, [rows]
-  int products = 0;       // of all rows with the queries, [window]; Gram form: with rows before
-  int weights = 0;        // what rows add to outputs: operands, [kParts, heads, window, rows];
-                          // general path: floats, [heads, window, rows]
-  int steps = 0;          // Gram form: targets are sums of keys and queries with these factors:
-                          // operands, [kParts, heads, window, rows and queries]
-  int row_scales = 0;     // of an 8-bit read copy: [columns]
-  int fold_terms = 0;     // folding on the tensor cores: [heads]
-  int fold_matrices = 0;  // the delta rule's, [heads]
-  int fold_rows = 0;      // what a fold hands from lane to lane, [warps]
+  int strengths = 0;       // [heads, rows]
+  int log_decays = 0;      // [heads, rows] (not Kimi Delta)
+  int decays = 0;          // [heads, rows]; Kimi Delta: [heads, rows] padded rows
+  int factors = 0;         // delta: 1 / |k|, [rows]
+  int products = 0;        // of all rows with the queries, [window]; Gram form: with rows before
+  int weights = 0;         // what rows add to outputs: operands, [kParts, heads, window, rows];
+                           // general path: floats, [heads, window, rows]
+  int steps = 0;           // Gram form: targets are sums of keys and queries with these factors:
+                           // operands, [kParts, heads, window, rows and queries]
+  int row_scales = 0;      // of an 8-bit read copy: [columns]
+  int fold_terms = 0;      // folding on the tensor cores: [heads]
+  int fold_matrices = 0;   // the delta rule's, [heads]
+  int fold_rows = 0;       // what a fold hands from lane to lane, [warps]
+  int fold_row_bytes = 0;  // of a warp
 
   // What preparation hands to those that read states: from `handed` on, or in a workspace.
   int handed = 0;
@@ -146,10 +147,20 @@ struct FoldMatrix {
 // parts.
 inline constexpr int kFoldRowBytes = 4 * 16 * kMostTileRows;
 
+// The same of a row of the ring that windows of several tokens replay: a number for each of 16 rows
+// of the state.
+inline constexpr int kReplayRowBytes = 4 * 16;
+
 // Whether steps of these types fold on the tensor cores, up to kMostTileRows rows.
 constexpr bool folds_in_tiles(Family family, DType activation, DType checkpoint, bool has_copy) {
   if (!are_operands(activation) || dtype_bytes(checkpoint) != 2 || has_copy) return false;
   return family == Family::kMamba2 || (family == Family::kGatedDelta && checkpoint == activation);
+}
+
+// Whether fp32 states are folded aside in windows of several tokens. The delta rule's folds leave
+// no registers for it, and their rows' weights are more to form.
+constexpr bool folds_rows_aside(Family family, DType checkpoint, bool has_copy, bool many) {
+  return many && checkpoint == DType::kFloat32 && !has_copy && family == Family::kMamba2;
 }
 
 // Whether steps may run ahead. With one token those that fold on the tensor cores then do not;
@@ -201,10 +212,12 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   if (!kimi) s.log_decays = take(gates);
   s.decays = take(kimi ? gates * padded_width(state) : gates);
   if (!mamba) s.factors = take(4 * s.rows);
+  const bool has_copy = types.read != types.checkpoint, many = s.window > 1;
   const bool folds =
-      (mamba || gram) && folds_in_tiles(shape.family, types.activation, types.checkpoint,
-                                        types.read != types.checkpoint);
-  s.tile_rows = folds ? kMostTileRows : 0;
+      (mamba || gram) && folds_in_tiles(shape.family, types.activation, types.checkpoint, has_copy);
+  s.aside_rows = folds                                                              ? kMostTileRows
+                 : folds_rows_aside(shape.family, types.checkpoint, has_copy, many) ? s.rows
+                                                                                    : 0;
   if (folds) {
     s.fold_terms = take(config.heads * static_cast<int>(sizeof(FoldTerms)));
     if (!mamba) s.fold_matrices = take(config.heads * static_cast<int>(sizeof(FoldMatrix)));
@@ -227,7 +240,8 @@ constexpr StepLayout step_layout(const RecurrentShape& shape, const RingConfig& 
   if (gram) s.steps = take(s.tokens * s.step_stride * 2 * kParts);
   const int early_end = s.total;
   s.total = early;
-  if (folds) s.fold_rows = take(config.warps * kFoldRowBytes);
+  s.fold_row_bytes = std::max(folds ? kFoldRowBytes : 0, many ? s.rows * kReplayRowBytes : 0);
+  s.fold_rows = take(config.warps * s.fold_row_bytes);
   s.handed = std::max(s.total, early_end - output_bytes);
   s.total = s.handed + s.handed_bytes;
   return s;

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "ops/cuda/step_fold.cuh"
+#include "ops/cuda/step_replay.cuh"
 #include "ops/cuda/step_targets.cuh"
 #include "ops/cuda/step_tiles.cuh"
 
 namespace replayssm::cuda {
 
-// Source: the type of the states that are read. kFolds: the tensor cores may fold them, of type
+// Source: the type of the states that are read. kFolds: they may be folded aside, of type
 // Checkpoint then.
 template <class Context, class Checkpoint, class Source, bool kFolds>
 class StateReader {
@@ -67,27 +68,61 @@ class StateReader {
 
   // Several tokens and fp32 states: two passes of eight rows at a time.
   __device__ void read_quads(WarpStream& stream) const {
-    static_assert(G::kPasses == 1);
-    const int lane = threadIdx.x % 32;
+    static_assert(G::kPasses == 1 && kGroupsInFlight == 2);
+    const bool folds = kFolds && c_.b.aside > 0;
     c_.for_heads(passes_, [&](int head, int pass, int stop) {
 #pragma unroll 1
       for (; pass < stop; pass += 2) {
+        const int count = min(2, stop - pass);
         uint4 words[2][kGroupWords];
-        stream.template next<G>(words[0]);
-        if (pass + 1 < stop) stream.template next<G>(words[1]);
-#pragma unroll 1
-        for (int first = 0; first < c_.b.window; first += 8) {
-          const int i = first + lane / 4;
-          const void* const target = Target(c_).operands(head, min(i, c_.b.window - 1));
-          float o[2][2];
-          multiply_halves<kState>(words, target, o);
-#pragma unroll
-          for (int n = 0; n < 2; ++n)
-            if (i < c_.b.window && pass + n < stop)
-              add_pair(head, i, (pass + n) * kPassRows + lane % 4 * 2, o[n]);
+        stream.await();
+        load_words(stream, count, words, [](int i) { return G::quad_offset(i); });
+        if (!folds) stream.template refill<G>(count);
+        multiply_quads(head, pass, count, words);
+        if constexpr (kFolds) {
+          if (!folds) continue;
+          load_words(stream, count, words, [](int i) { return G::buffer_offset(i); });
+          stream.template refill<G>(count);
+          fold(head, pass, count, words);
         }
       }
     });
+  }
+  // Of the next groups.
+  template <class Fn>
+  __device__ static void load_words(const WarpStream& stream, int count,
+                                    uint4 (&words)[2][kGroupWords], Fn&& offset) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      if (n == count) break;
+      const char* const from = stream.buffer(n);
+#pragma unroll
+      for (int i = 0; i < kGroupWords; ++i)
+        words[n][i] = *reinterpret_cast<const uint4*>(from + offset(i));
+    }
+  }
+  __device__ void multiply_quads(int head, int pass, int count,
+                                 const uint4 (&words)[2][kGroupWords]) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int first = 0; first < c_.b.window; first += 8) {
+      const int i = first + lane / 4;
+      const void* const target = Target(c_).operands(head, min(i, c_.b.window - 1));
+      float o[2][2];
+      multiply_halves<kState>(words, target, o);
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        if (i < c_.b.window && n < count)
+          add_pair(head, i, (pass + n) * kPassRows + lane % 4 * 2, o[n]);
+    }
+  }
+  __device__ void fold(int head, int pass, int count, const uint4 (&words)[2][kGroupWords]) const {
+    using Act = typename Context::Element;
+    const RowReplay<Context::kFamily, Act, Checkpoint, void, kState, 2> replay(c_.p, c_.launch,
+                                                                               c_.b, c_.shared);
+    float s[decltype(replay)::kRows][decltype(replay)::kPerLane];
+    replay.template recur<Source>(words[0], head, pass * kPassRows, count, c_.b.aside, s,
+                                  [](int) {});
   }
 
   __device__ void add_pair(int head, int i, int at, const float (&o)[2]) const {
@@ -120,7 +155,7 @@ class StateReader {
               read_tile(Tile(at), vector, factor, column, count);
             }
             if constexpr (kFolds) {
-              if (c_.b.tiled > 0) TileFold<Context, Checkpoint>(c_).run(at, head, column, count);
+              if (c_.b.aside > 0) TileFold<Context, Checkpoint>(c_).run(at, head, column, count);
             }
           }
         });

@@ -14,6 +14,8 @@ class RowReplay {
   static constexpr bool kChannels = kFamily == Family::kKimiDelta;
   static constexpr int kPerLane = kState / kRowLanes, kGroups = 32 / kRowLanes;
   static constexpr int kRows = 2 * kPasses;  // of a lane
+  // Where two passes share a row of ring or window, its values become floats first.
+  static constexpr bool kStaged = kPasses == 2;
   using Shared = BlockShared<kFamily, Act, kState>;
   using States = float (&)[kRows][kPerLane];
 
@@ -46,6 +48,7 @@ class RowReplay {
   __device__ void recur(const uint4* words, int head, int column, int passes, int stop, States s,
                         Fn&& then) const {
     unpack<S>(words, column, passes, s);
+    if constexpr (kStaged) stage(head, column, stop);
     Row row = first_row<S>(head, column);
     int j = 0;
 #pragma unroll 1
@@ -81,18 +84,62 @@ class RowReplay {
     }
   }
 
+  // What the first `stop` rows write to these rows of the state: values, those of Mamba-2 times
+  // their strengths. A lane's own lie together.
+  __device__ void stage(int head, int column, int stop) const {
+    constexpr int kRun = 8, kMost = 16 / sizeof(Act) < kRun ? 16 / sizeof(Act) : kRun;
+    const int first = threadIdx.x % 2 * kRun;
+    __syncwarp();
+#pragma unroll 1
+    for (int j = threadIdx.x % 32 / 2; j < stop; j += 16) {
+      float x[kRun];
+#pragma unroll
+      for (int e = 0; e < kRun; e += kMost)
+        load_elements<Act, kMost>(shared_.value(j) + column + first + e, x + e);
+      if constexpr (!is_delta(kFamily)) {
+        const float strength = shared_.strengths(head)[j];
+#pragma unroll
+        for (int e = 0; e < kRun; ++e) x[e] = __fmul_rn(strength, x[e]);
+      }
+      float* const to = staged() + j * (kRows * kGroups) + first / kGroups;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g)
+        *reinterpret_cast<float2*>(to + g * kRows) = {x[g], x[g + kGroups]};
+    }
+    __syncwarp();
+  }
+  __device__ float* staged() const { return reinterpret_cast<float*>(shared_.fold_rows()); }
+
   // What the recurrence needs of a row of ring or window.
   struct Row {
-    const Act *key, *values;  // this lane's first elements
+    const Act* key;  // this lane's first element
+    const std::conditional_t<kStaged, float, Act>* values;
     const float *strength, *decay, *factor;
   };
   template <class S>
   __device__ Row first_row(int head, int column) const {
     constexpr int kElems = RowMap<S, kState>::kElems;
-    return {shared_.key(0) + lane_ * kElems, shared_.value(0) + column + group_,
-            shared_.strengths(head),
-            kChannels ? shared_.channel_decays(head, 0) : shared_.decays(head),
-            shared_.key_factors()};
+    Row row{.key = shared_.key(0) + lane_ * kElems,
+            .strength = shared_.strengths(head),
+            .decay = kChannels ? shared_.channel_decays(head, 0) : shared_.decays(head),
+            .factor = shared_.key_factors()};
+    if constexpr (kStaged) {
+      row.values = staged() + group_ * kRows;
+    } else {
+      row.values = shared_.value(0) + column + group_;
+    }
+    return row;
+  }
+  // This lane's, of all its rows.
+  __device__ void load_values(Row& row, float (&v)[kRows]) const {
+    if constexpr (kStaged) {
+      load_elements<float, kRows>(row.values, v);
+      row.values += kRows * kGroups;
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) v[r] = to_float(row.values[r * kGroups]);
+      row.values += value_stride_;
+    }
   }
 
   // Takes one row, in one order of operations for every route, and goes on to the next.
@@ -114,27 +161,30 @@ class RowReplay {
 #pragma unroll
         for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmul_rn(a, s[r][e]);
     }
-    float k[kPerLane], known[kRows] = {};
+    float k[kPerLane], write[kRows];
     Shared::template load_key<S>(row.key, 0, k);
     row.key += Shared::kKeyStride;
-    float strength = *row.strength++;
+    load_values(row, write);
     if constexpr (is_delta(kFamily)) {
+      float known[kRows];
       const float factor = *row.factor++;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) known[r] = dot(s[r], k);
       row_sums(known, lane_);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) known[r] = __fmul_rn(factor, known[r]);
-      strength = __fmul_rn(strength, factor);
+      const float strength = __fmul_rn(*row.strength++, factor);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) write[r] = __fmul_rn(strength, __fsub_rn(write[r], known[r]));
+    } else if constexpr (!kStaged) {
+      const float strength = *row.strength++;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) write[r] = __fmul_rn(strength, write[r]);
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float v = to_float(row.values[r * kGroups]);
-      const float write = __fmul_rn(strength, __fsub_rn(v, known[r]));
+    for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmaf_rn(write, k[e], s[r][e]);
-    }
-    row.values += value_stride_;
+      for (int e = 0; e < kPerLane; ++e) s[r][e] = __fmaf_rn(write[r], k[e], s[r][e]);
   }
 
   // Adds what token i reads to its outputs.

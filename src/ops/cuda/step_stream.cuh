@@ -6,9 +6,9 @@
 namespace replayssm::cuda {
 
 // How lanes share rows: eight a row, as the recurrence needs them, each lane copying the words that
-// it will itself use; four a row, the same for fp32 states on the tensor cores; or as tiles for
-// these, whose rows lie one behind the other, the words of a row in an order that lets eight rows
-// meet no bank twice.
+// it will itself use; the same where four a row read them too, fp32 states on the tensor cores; or
+// as tiles for these, whose rows lie one behind the other. Words are in an order that lets the
+// others meet no bank twice.
 enum class Access { kRows, kQuads, kTiles };
 
 // What a lane streams at once: so many passes of kPassRows rows.
@@ -24,19 +24,26 @@ struct Group {
   __device__ static int lane_offset() {
     const int lane = threadIdx.x % 32;
     if constexpr (kAccess == Access::kTiles) return lane * 16;
-    if constexpr (kAccess == Access::kQuads) return lane / 4 * kRowBytes + lane % 4 * 16;
     return lane / kRowLanes * kRowBytes + lane % kRowLanes * 16;
   }
   static constexpr int word_offset(int i) {
     if constexpr (kAccess == Access::kTiles) return i * (32 * 16);
-    if constexpr (kAccess == Access::kQuads) return i * (4 * 16);
     return i / Map::kChunks * (32 / kRowLanes * kRowBytes) + i % Map::kChunks * (kRowLanes * 16);
   }
   // Bytes from a group's buffer to where this lane puts its words; and word i from there.
   __device__ static int buffer_offset(int i) {
     const int at = threadIdx.x % 32 * 16 + i * (32 * 16);
     if constexpr (kAccess == Access::kTiles) return swizzled(at);
+    if constexpr (kAccess == Access::kQuads)
+      return (threadIdx.x % 32 * 16 ^ threadIdx.x / kRowLanes % 2 * 64) + i * (32 * 16);
     return at;
+  }
+  // To word i of row lane / 4, as four lanes share it.
+  __device__ static int quad_offset(int i) {
+    static_assert(kAccess == Access::kQuads && kRowBytes == 512);
+    const int lane = threadIdx.x % 32, row = lane / 4;
+    const int at = row / 4 * (4 * 512) + row % 4 * 128 + (lane % 4 * 16 ^ row % 2 * 64);
+    return (at ^ i % 2 * 64) + i / 2 * 512;
   }
   // Of tiles: where the word lies that is so many bytes behind the first.
   __device__ static int swizzled(int at) { return at ^ (at / kRowBytes % 8 * 16); }
@@ -71,6 +78,23 @@ class WarpStream {
     for (int i = 0; i < kGroupWords; ++i)
       words[i] = *reinterpret_cast<const uint4*>(from + i * 32 * 16);
     fetch<G>();
+  }
+  // What is under way has come to all lanes.
+  __device__ void await() const {
+    copy_async_wait_but<0>();
+    __syncwarp();
+  }
+  // Of the group n behind the next one.
+  __device__ const char* buffer(int n) const {
+    return buffer_ + (slot_ + n) % kGroupsInFlight * kGroupBytes;
+  }
+  // No lane needs the next `count` groups' buffers any more: fetches as many.
+  template <class G>
+  __device__ void refill(int count) {
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < kGroupsInFlight; ++n)
+      if (n < count) fetch<G>();
   }
   // Calls fn(buffer) with the next group as tiles; fetches one more.
   template <class G, class Fn>

@@ -101,7 +101,7 @@ class Weights {
   // The delta rule's, and Mamba-2's, of rows that the tensor cores fold: a warp per head, a lane
   // per row. The decays of the rows before and behind each are kept apart.
   __device__ void form_fold(int head) const {
-    const int j = c_.lane(), count = c_.b.tiled;
+    const int j = c_.lane(), count = c_.b.aside;
     const float* const log_decays = c_.shared.log_decays(head);
     float total = 0;
     const float behind = sum_above(j < count ? log_decays[j] : 0.0f, total);
