@@ -28,9 +28,8 @@ int64_t least_blocks(const StepDescription& step, int64_t block_rows, const Devi
   const bool single = step.ring.max_window == 1, mamba = step.shape.family == Family::kMamba2;
   const int64_t bytes = dtype_bytes(step.types.read), processors = device.multiprocessors;
   if (!step.replays) return processors * 15;
-  if (mamba && !single) return processors * 5 / 2;
-  if (bytes == 2 && (mamba || !single)) return processors * 7 / 2;
-  if (!single) return processors * 5;
+  if (!single) return processors * 5 / 2;
+  if (mamba && bytes == 2) return processors * 7 / 2;
   if (bytes > 1) return processors * 11;
   return processors * (block_rows > 320 ? 24 : 15);
 }
