@@ -41,10 +41,10 @@ int64_t all_passes(const StepDescription& step) {
 // Most passes of a multiprocessor for which the chip has more warps than rows.
 constexpr int64_t kFewPasses = 16;
 
-// Few sequences run ahead.
+// Few sequences run ahead, where they find room to.
 std::optional<LaunchConfig> taken_ahead(const StepDescription& step, const Device& device) {
   const int64_t passes = all_passes(step), processors = device.multiprocessors;
-  if (!step.replays || passes > kFewPasses * processors ||
+  if (!step.replays || !step.has_room || passes > kFewPasses * processors ||
       !can_run_ahead(step.shape.family, step.types.activation, step.types.checkpoint,
                      step.types.read != step.types.checkpoint, step.ring.max_window > 1))
     return {};

@@ -22,7 +22,8 @@ struct StepDescription {
   RingConfig ring;
   StepTypes types;
   int64_t sequences = 0;
-  bool replays = true;  // not the conventional route
+  bool replays = true;   // not the conventional route
+  bool has_room = true;  // while the kernel before it runs: that is no matrix product
 };
 
 StepDescription describe(const RecurrentStepParams& params);

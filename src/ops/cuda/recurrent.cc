@@ -103,11 +103,13 @@ void launch_part(const RecurrentStepParams& p, const StepLaunch& launch, StepPar
 
 }  // namespace
 
-std::optional<LaunchConfig> step_kernel_config(const RecurrentStepParams& p, const Device& device) {
+std::optional<LaunchConfig> step_kernel_config(const RecurrentStepParams& p, const Device& device,
+                                               bool has_room) {
   if (p.shape.state_dim != 128 || p.shape.head_dim % kPassRows != 0 || !is_aligned(p)) return {};
   if (p.batch.ring.max_window > kMaxWindow || !reads_copy(p.state)) return {};
   if (p.rounding.seed && p.state.checkpoint_dtype != DType::kFloat32) return {};
-  const StepDescription step = describe(p);
+  StepDescription step = describe(p);
+  step.has_room = has_room;
   const LaunchConfig config = choose_launch(step, device);
   if (step_layout(step.shape, step.ring, step.types, config).total > device.shared_bytes_per_block)
     return {};

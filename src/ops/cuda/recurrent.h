@@ -32,9 +32,9 @@ int64_t recurrent_workspace_bytes(const RecurrentStepParams& params, const Devic
 void recurrent_fold(const RecurrentFoldParams& params, const Device& device, cudaStream_t stream);
 
 // How the step kernel takes a step; nothing where the general one has to. A function of shapes,
-// types, alignment and device.
+// types, alignment and device, and of whether the kernel before leaves the step room to run ahead.
 std::optional<LaunchConfig> step_kernel_config(const RecurrentStepParams& params,
-                                               const Device& device);
+                                               const Device& device, bool has_room = true);
 
 // The step kernel, cut into blocks as `config` says.
 void recurrent_step(const RecurrentStepParams& params, void* workspace, const LaunchConfig& config,

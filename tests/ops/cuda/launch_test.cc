@@ -84,6 +84,9 @@ TEST(ChooseLaunch, RunsAheadInSmallBatches) {
   const auto& gdn = kShapes[3];
   EXPECT_TRUE(chosen(step(gdn, 4)).ahead);
   EXPECT_FALSE(chosen(step(gdn, 8)).ahead);
+  StepDescription behind_product = step(gdn, 1);
+  behind_product.has_room = false;
+  EXPECT_FALSE(chosen(behind_product).ahead);
   EXPECT_TRUE(chosen(of_sixteen_bits(gdn, 2)).ahead);
   EXPECT_TRUE(chosen(step(gdn, 2), 5).ahead);
   EXPECT_FALSE(chosen(step(gdn, 8), 5).ahead);
