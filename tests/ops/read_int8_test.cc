@@ -2,13 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <utility>
 #include <vector>
 
-#include "ops/cpu/recurrent_blocks.h"
 #include "ops/cpu/recurrent_read_int8.h"
 
 namespace replayssm::cpu {
@@ -18,8 +18,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 class ReadInt8 : public ::testing::TestWithParam<int64_t> {
  protected:
-  ReadInt8()
-      : t_(static_cast<size_t>(padded(state_dim_))), codes_(kRows * state_dim_), scale_(kRows) {
+  ReadInt8() : codes_(kRows * state_dim_), scale_(kRows) {
     std::mt19937 random(7);
     std::uniform_int_distribution<int> code(-127, 127);
     std::normal_distribution<float> normal;
@@ -62,7 +61,7 @@ class ReadInt8 : public ::testing::TestWithParam<int64_t> {
 
   static constexpr int64_t kRows = 11;  // four at a time, and three alone
   const int64_t state_dim_ = GetParam();
-  std::vector<float> t_;
+  alignas(64) std::array<float, 256> t_{};  // as scratch memory is
   std::vector<int8_t> codes_;
   std::vector<float> scale_;
   bool reads_ = true;
