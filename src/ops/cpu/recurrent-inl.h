@@ -115,6 +115,11 @@ HWY_INLINE V reduce_lanes([[maybe_unused]] Op&& op, V x0, [[maybe_unused]] V x1,
   return all;
 #endif
 }
+// Of two magnitudes, NaN being above all: as integers they are ordered like numbers.
+HWY_INLINE V larger_magnitude(V x, V y) {
+  const hn::RebindToSigned<D> di;
+  return hn::BitCast(D(), hn::Max(hn::BitCast(di, x), hn::BitCast(di, y)));
+}
 HWY_INLINE V sums_of_lanes(V x0, V x1, V x2, V x3) {
   return reduce_lanes([](V x, V y) { return hn::Add(x, y); }, x0, x1, x2, x3);
 }

@@ -119,7 +119,7 @@ class Prefetcher {
     const int64_t ahead = fetched() - reached_;
     if (ahead < ahead_) {
       next_of_state(2 * bytes).fetch();
-    } else if (ahead < kMostAhead) {
+    } else if (source_ != nullptr && ahead < kMostAhead) {
       next_of_state(bytes / 4).fetch();
     }
   }
@@ -161,11 +161,10 @@ class Prefetcher {
       return;
     }
     ++front_block_;
-    lines(front_.scales, front_.scale_bytes);
+    fetch_lines(front_.scales, front_.scale_bytes);
   }
 
-  // Fetches the lines of `bytes` of memory.
-  static void lines(const char* data, int64_t bytes) {
+  static void fetch_lines(const char* data, int64_t bytes) {
     const auto before = static_cast<int64_t>(address(data) % kLine);
     for (int64_t i = -before; i < bytes; i += kLine) prefetch_far(data + i);
   }
@@ -179,7 +178,7 @@ class Prefetcher {
     if (place >= reads.wrap) place -= reads.wrap;
     for (size_t i = 0; i < reads.count; ++i) {
       const RowReads::Part& part = reads.parts[i];
-      lines(part.place0 + place * part.stride, part.bytes);
+      fetch_lines(part.place0 + place * part.stride, part.bytes);
     }
   }
 

@@ -45,11 +45,10 @@ class Digits {
  public:
   Digits(const float* t, int64_t state_dim) {
     const D d;
-    // As integers, magnitudes are ordered like numbers and NaN is above all.
-    auto largest = hn::BitCast(Words(), hn::Set(d, kSmallest));
+    auto largest = hn::Set(d, kSmallest);
     for (int64_t i = 0; i < padded(state_dim); i += kLanes)
-      largest = hn::Max(hn::BitCast(Words(), hn::Abs(hn::Load(d, t + i))), largest);
-    const auto size = hn::BitCast(d, hn::MaxOfLanes(Words(), largest));
+      largest = larger_magnitude(largest, hn::Abs(hn::Load(d, t + i)));
+    const auto size = hn::BitCast(d, hn::MaxOfLanes(Words(), hn::BitCast(Words(), largest)));
     unit = hn::GetLane(size) / kMost;
     const auto per_unit = hn::Div(hn::Set(d, kMost), size);
 

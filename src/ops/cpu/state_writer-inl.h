@@ -29,19 +29,14 @@ HWY_INLINE void store_floats(const float* x, int64_t count, T* y) {
 template <class T, size_t kRows>
 HWY_INLINE V row_scales(const float* rows, int64_t stride, int64_t count) {
   const D d;
-  // As integers, magnitudes are ordered like numbers and NaN is above all.
-  const hn::RebindToSigned<D> di;
-  const auto larger = [&](V x, V y) {
-    return hn::BitCast(d, hn::Max(hn::BitCast(di, x), hn::BitCast(di, y)));
-  };
   V largest[kRows];
   for (size_t r = 0; r < kRows; ++r) largest[r] = hn::Zero(d);
   for (int64_t i = 0; i < count; i += kLanes) {
     for (size_t r = 0; r < kRows; ++r)
-      largest[r] = larger(largest[r], hn::Abs(hn::Load(d, rows + r * stride + i)));
+      largest[r] = larger_magnitude(largest[r], hn::Abs(hn::Load(d, rows + r * stride + i)));
   }
-  const auto all =
-      reduce_lanes(larger, largest[0], largest[1 % kRows], largest[2 % kRows], largest[3 % kRows]);
+  const auto all = reduce_lanes([](V x, V y) { return larger_magnitude(x, y); }, largest[0],
+                                largest[1 % kRows], largest[2 % kRows], largest[3 % kRows]);
   return hn::Div(all, hn::Set(d, dtype_max_8bit(dtype_of<T>())));
 }
 

@@ -18,8 +18,9 @@ int64_t most_passes(const RecurrentShape& shape, const LaunchConfig& config) {
 }
 
 bool fits(const StepDescription& step, const LaunchConfig& config, const Device& device) {
-  return cuts(step.shape, config) && step_layout(step.shape, step.ring, step.types, config).total <=
-                                         device.shared_bytes_per_block;
+  return cuts(step.shape, config) && (step.has_room || !config.ahead) &&
+         step_layout(step.shape, step.ring, step.types, config).total <=
+             device.shared_bytes_per_block;
 }
 
 // Blocks that heads may be gathered into: as many as even out those that fold, and hide what each
@@ -44,7 +45,7 @@ constexpr int64_t kFewPasses = 16;
 // Few sequences run ahead, where they find room to.
 std::optional<LaunchConfig> taken_ahead(const StepDescription& step, const Device& device) {
   const int64_t passes = all_passes(step), processors = device.multiprocessors;
-  if (!step.replays || !step.has_room || passes > kFewPasses * processors ||
+  if (!step.replays || passes > kFewPasses * processors ||
       !can_run_ahead(step.shape.family, step.types.activation, step.types.checkpoint,
                      step.types.read != step.types.checkpoint, step.ring.max_window > 1))
     return {};

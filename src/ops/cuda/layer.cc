@@ -97,8 +97,8 @@ void layer_step(const LayerStepParams& p, void* workspace, const LaunchConfig& c
 void layer_step(const LayerStepParams& p, void* workspace, const Device& device,
                 cudaStream_t stream) {
   check_params(p, 16);
-  const auto config =
-      step_kernel_config(recurrent_part(p, LayerWorkspace(p, workspace)), device, false);
+  const auto config = step_kernel_config(recurrent_part(p, LayerWorkspace(p, workspace)), device,
+                                         /*has_room=*/false);
   if (!config || p.batch.ring.conv_kernel != kFusedTaps)
     return layer_step_unfused(p, workspace, device, stream);
   layer_step(p, workspace, *config, stream);
